@@ -40,7 +40,7 @@ _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|embed_audio)\..*")
+_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*")
 _ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 """Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
 
@@ -75,7 +75,7 @@ def open_directory(path: Path) -> Stored:
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
-    unused = [_HARMLESS, *([_IMAGES] if entries["model_type"] in ("gemma3", "gemma4") else []), *_shared(config)]
+    unused = [_HARMLESS, *([_IMAGES] if "text_config" in entries else []), *_shared(config)]
     check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     tensors = verified(path, tensors)
     if other and isinstance(config, T5Config):
@@ -329,6 +329,6 @@ _GEMMA4 = _GEMMA2 | {
 _NAMES = {
     "t5": _T5, "mt5": _T5, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2),
-    **dict.fromkeys(("gemma4_text", "gemma4"), _GEMMA4),
+    **dict.fromkeys(("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), _GEMMA4),
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

@@ -282,7 +282,7 @@ def _gemma4_text(record: Record) -> DecoderConfig:
     kinds[-1] = "global"  # as in transformers, whatever the file says
     if type(shared) is not int or not 0 <= shared < layers:
         raise CheckpointError(f"{record.file}: num_kv_shared_layers is {shared!r}: give a number from 0 to {layers - 1}")
-    rows, width = record.size("vocab_size"), record.get("hidden_size_per_layer_input", 256)
+    rows, width = record.size("vocab_size"), record.get("hidden_size_per_layer_input")
     if width:
         record.only("vocab_size_per_layer_input", (rows,), 262_144)
     wide = record.flag("use_double_wide_mlp", False) and shared
@@ -327,8 +327,8 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
 
 def _gemma4(record: Record) -> Config:
     """Returns the configuration of the text model inside a model that also reads images and sound."""
-    tied = record.flag("tie_word_embeddings", True)
-    return dataclasses.replace(_translated(record.inner("text_config", "gemma4_text")), tied=tied)
+    tied, text = record.flag("tie_word_embeddings", True), f"{record.get('model_type')}_text"
+    return dataclasses.replace(_translated(record.inner("text_config", text)), tied=tied)
 
 
 def _kinds(record: Record, default: Sequence[str]) -> list[str]:
@@ -417,9 +417,18 @@ MODELS: dict[str, Callable[[Record], Config]] = {
     "t5": _t5, "mt5": _mt5, "llama": _decoder, "mistral": _mistral, "qwen2": partial(_qwen2, qkv_bias=True),
     "qwen3": partial(_qwen2, qk_norm=True), "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3_text": _gemma3_text, "gemma3": _gemma3, "gemma4_text": _gemma4_text, "gemma4": _gemma4,
+    "gemma4_unified_text": _gemma4_text, "gemma4_unified": _gemma4,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
+_GEMMA4_DEFAULTS = {
+    "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}  # fmt: skip
 _DEFAULTS: dict[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
@@ -441,14 +450,10 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
         "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
     },
-    "gemma4_text": {
-        "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True, "sliding_window": 512, "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-        },
+    "gemma4_text": _GEMMA4_DEFAULTS | {
+        "max_position_embeddings": 131_072, "sliding_window": 512, "hidden_size_per_layer_input": 256,
     },
+    "gemma4_unified_text": _GEMMA4_DEFAULTS | {"max_position_embeddings": 262_144, "sliding_window": 1024},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its value if it is absent or null (of `num_key_value_heads`, absent)."""
 
@@ -474,7 +479,9 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
     "gemma3": {},
     # Text attends to earlier text only, even where images attend in both directions.
-    "gemma4_text": {**_GEMMA, "use_bidirectional_attention": (None, "vision"), "enable_moe_block": (False,)},
-    "gemma4": {},
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), {
+        **_GEMMA, "use_bidirectional_attention": (None, "vision"), "enable_moe_block": (False,),
+    }),
+    "gemma4": {}, "gemma4_unified": {},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its supported values. The first value is the default of an absent entry."""

@@ -376,6 +376,19 @@ def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **
 _GEMMA3_LARGE = {"vocab_size": 262_208, "num_embeddings": 262_208, "rope_factor": 8.0, "max_length": 131_072}
 
 
+def _gemma4(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
+    # Norms multiply by the stored scale itself. The norms of queries and keys take the place of a factor.
+    family: dict[str, Any] = {
+        "norm_offset": 0.0, "query_scale": 1.0, "output_cap": 30.0, "max_length": 262_144, "rope_share": 0.25,
+        "value_norm": True, "global_head_dim": 512, "output_scale": True,
+    }  # fmt: skip
+    return _gemma3(layers, d, heads, kv, d_ff, window, **family | options)
+
+
+# The small sizes: each layer reads an embedding of its own, and the last layers share keys and values.
+_GEMMA4_SMALL = {"layer_input": 256, "max_length": 131_072}
+
+
 def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> DecoderConfig:
     # A head has 128 coordinates at every size, so all heads together may be wider than the model.
     plain = _llama(layers, d, heads, 8, d_ff, 151_936)
@@ -399,6 +412,13 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma3_4b": _gemma3(34, 2560, 8, 4, 10240, 1024, **_GEMMA3_LARGE),
     "gemma3_12b": _gemma3(48, 3840, 16, 8, 15360, 1024, **_GEMMA3_LARGE),
     "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 1024, **_GEMMA3_LARGE, head_dim=128, query_scale=168**-0.5),
+    # Sizes of Gemma 4: config.json of google/gemma-4-E2B, -E4B, -12B and -31B, as quoted in the tests of public readers.
+    "gemma4_e2b": _gemma4(
+        35, 1536, 8, 1, 6144, 512, **_GEMMA4_SMALL, pattern=("local",) * 4 + ("global",), kv_layers=15, shared_d_ff=12288
+    ),
+    "gemma4_e4b": _gemma4(42, 2560, 8, 2, 10240, 512, **_GEMMA4_SMALL, kv_layers=24),
+    "gemma4_12b": _gemma4(48, 3840, 16, 8, 15360, 1024, global_kv_heads=1, keys_as_values=True),
+    "gemma4_31b": _gemma4(60, 5376, 32, 16, 21504, 1024, global_kv_heads=4, keys_as_values=True),
     "llama2_7b": _llama(32, 4096, 32, 32, 11008, 32_000),
     "llama2_13b": _llama(40, 5120, 40, 40, 13824, 32_000),
     "llama2_70b": _llama(80, 8192, 64, 8, 28672, 32_000),
@@ -431,7 +451,7 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
 
     If several of the preset's query heads share a key-value head, two do so in the result. Sizes, scales, the window
     and the original length of rotary scaling change; all other options stay as in the preset. There are two layers, or
-    as many as the pattern needs.
+    as many as the pattern needs, and as many again without keys and values if the preset has such layers.
     """
     # Two key-value heads instead of one, because with one a wrong order of the query heads would change nothing.
     preset = PRESETS[name]
@@ -439,9 +459,12 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)
     return dataclasses.replace(
         preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32,
-        num_layers=max(2, len(preset.pattern)), num_heads=4,
+        num_layers=max(2, len(preset.pattern) * (2 if preset.kv_layers else 1)), num_heads=4,
         num_kv_heads=2 if grouped else 4, head_dim=8, d_ff=48, rope_scaling=scaling, max_length=512,
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,
-        query_scale=None if preset.query_scale is None else 12**-0.5,
+        query_scale=preset.query_scale if preset.query_scale in (None, 1.0) else 12**-0.5,
+        global_head_dim=preset.global_head_dim and 16, global_kv_heads=preset.global_kv_heads and 1,
+        kv_layers=preset.kv_layers and len(preset.pattern), shared_d_ff=preset.shared_d_ff and 96,
+        layer_input=preset.layer_input and 6,
     )  # fmt: skip
