@@ -40,7 +40,9 @@ _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-_IMAGES = re.compile(r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*")
+_IMAGES = re.compile(
+    r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*"
+)
 _ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 """Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
 

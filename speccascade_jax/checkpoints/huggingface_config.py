@@ -281,7 +281,9 @@ def _gemma4_text(record: Record) -> DecoderConfig:
     kinds = _kinds(record, ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)])
     kinds[-1] = "global"  # as in transformers, whatever the file says
     if type(shared) is not int or not 0 <= shared < layers:
-        raise CheckpointError(f"{record.file}: num_kv_shared_layers is {shared!r}: give a number from 0 to {layers - 1}")
+        raise CheckpointError(
+            f"{record.file}: num_kv_shared_layers is {shared!r}: give a number from 0 to {layers - 1}"
+        )
     rows, width = record.size("vocab_size"), record.get("hidden_size_per_layer_input")
     if width:
         record.only("vocab_size_per_layer_input", (rows,), 262_144)
@@ -320,7 +322,9 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
     inner = Record(record.file, by_layer, "per_layer_config")
     names = {"head_dim": "global_head_dim", "num_key_value_heads": "global_kv_heads"}
     if not by_layer.keys() <= names.keys():
-        raise CheckpointError(f"{record.file}: per_layer_config has {listing(by_layer)}: only {listing(names)} may differ")
+        raise CheckpointError(
+            f"{record.file}: per_layer_config has {listing(by_layer)}: only {listing(names)} may differ"
+        )
     local = {"head_dim": record.size("head_dim"), "num_key_value_heads": record.size("num_key_value_heads")}
     return {names[name]: inner.size(name) for name, size in local.items() if by_layer.get(name, size) != size}
 

@@ -6,8 +6,8 @@ of an earlier layer (`DecoderConfig.sources`) and has no cache.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
-and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), embeddings of each layer and shared keys
-and values (Gemma Team, 2026).
+and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and embeddings for
+each layer (Gemma Team, 2025 and 2026).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
 `g = N / n`, `K` is head_dim, `E` is d_model and `I` is layer_input. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
@@ -654,7 +654,7 @@ class DecoderLM(CachedModel[DecoderCache]):
         return keys, values
 
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Returns the number of slots of each layer with a cache (docs/methods.md, section 2 describes caches of windows).
+        """Returns the number of slots of each layer with a cache (docs/methods.md, section 2: caches of windows).
 
         If the layers run in a scan, it returns one number for each place in a group of layers (`models.stacks`).
         """

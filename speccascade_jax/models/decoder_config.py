@@ -90,8 +90,8 @@ class DecoderConfig:
         kv_layers: number of layers, the first ones, that have keys and values; each later layer attends to those of the
             last of them of its kind, and has no cache. `None` means all.
         shared_d_ff: width of the feed-forward of these later layers; `None` means `d_ff`.
-        layer_input: width of the embedding of each token that each layer reads beside its input (Gemma 4's small sizes);
-            `None` means that there is none.
+        layer_input: width of a further embedding of each token that each layer reads (Gemma 4's small sizes); `None`
+            means that there is none.
         output_scale: whether each layer's output is multiplied by a stored number, which training does not change.
         window: number of positions that a local layer sees, including the current one.
         pattern: kinds of successive layers, repeated over all layers: "local", "global", or "unrotated" (sees all
@@ -189,8 +189,9 @@ class DecoderConfig:
                 raise ValueError(f"{name} is {size}: give a number of at least 1, or leave it out")
         if not 0 < self.rope_share <= 1:
             raise ValueError(f"rope_share is {self.rope_share}: give a number above 0 and at most 1")
-        if self.global_head_dim and "local" in self.pattern and self.local_rope_base is None:
-            raise ValueError("global_head_dim is set, but local_rope_base is not: give local layers their own base")
+        for name in ("local_rope_base", "query_scale") if self.global_head_dim and "local" in self.pattern else ():
+            if getattr(self, name) is None:
+                raise ValueError(f"global_head_dim is set, but {name} is not: its default depends on a single head_dim")
         if lost := set(self.kinds[self.num_caches :]) - set(self.kinds[: self.num_caches]):
             raise ValueError(
                 f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
@@ -251,7 +252,7 @@ class DecoderConfig:
 
     @property
     def places(self) -> tuple[int | None, ...]:
-        """The windows of the layers that have separate caches: in a scan those of one group, otherwise of `num_caches`."""
+        """The windows of the layers that have separate caches: in a scan those of one group, else all with a cache."""
         return self.windows[: self.period if self.scanned else self.num_caches]
 
     @property
@@ -273,7 +274,8 @@ class DecoderConfig:
     def frequencies(self, rotation: str = "global") -> np.ndarray:
         """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`.
 
-        `head_dim` is that of the layers that `rotation` belongs to. They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated".
+        They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated". `head_dim` is that of
+        the layers with this rotation.
         """
         # All steps are in float32, as in the published code, because double precision would give other frequencies.
         head_dim = self.head_dim if rotation == "local" else self.global_head_dim or self.head_dim
@@ -412,9 +414,18 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma3_4b": _gemma3(34, 2560, 8, 4, 10240, 1024, **_GEMMA3_LARGE),
     "gemma3_12b": _gemma3(48, 3840, 16, 8, 15360, 1024, **_GEMMA3_LARGE),
     "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 1024, **_GEMMA3_LARGE, head_dim=128, query_scale=168**-0.5),
-    # Sizes of Gemma 4: config.json of google/gemma-4-E2B, -E4B, -12B and -31B, as quoted in the tests of public readers.
+    # The config.json files of google/gemma-4-E2B, -E4B, -12B and -31B, as tests of public readers quote them.
     "gemma4_e2b": _gemma4(
-        35, 1536, 8, 1, 6144, 512, **_GEMMA4_SMALL, pattern=("local",) * 4 + ("global",), kv_layers=15, shared_d_ff=12288
+        35,
+        1536,
+        8,
+        1,
+        6144,
+        512,
+        **_GEMMA4_SMALL,
+        pattern=("local",) * 4 + ("global",),
+        kv_layers=15,
+        shared_d_ff=12288,
     ),
     "gemma4_e4b": _gemma4(42, 2560, 8, 2, 10240, 512, **_GEMMA4_SMALL, kv_layers=24),
     "gemma4_12b": _gemma4(48, 3840, 16, 8, 15360, 1024, global_kv_heads=1, keys_as_values=True),
