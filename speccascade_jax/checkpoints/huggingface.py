@@ -87,7 +87,7 @@ def open_directory(path: Path) -> Stored:
 
 def _shared(config: Config) -> list[re.Pattern[str]]:
     """Returns a pattern of the arrays that layers without keys and values do not need, but that files may hold."""
-    if getattr(config, "kv_layers", None) is None:
+    if isinstance(config, T5Config) or config.kv_layers is None:
         return []
     layers = "|".join(map(str, range(config.kv_layers, config.num_layers)))
     return [re.compile(rf".*layers\.({layers})\.self_attn\.([kv]_proj|[kv]_norm)\.weight")]

@@ -21,6 +21,8 @@ from speccascade_jax.storage.readers import json_object
 
 _NO_DEFAULTS: Mapping[str, Any] = {}
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "global_kv_heads"}
+"""Entries that differ between local and global layers of Gemma 4 -> the configuration's names for global layers."""
 
 
 class Record:
@@ -305,28 +307,31 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
     Published files store them as `global_head_dim` and `num_global_key_value_heads`. Release 5.23 of transformers
     writes them for each layer, in `per_layer_config`.
     """
-    by_layer = record.entries.get("per_layer_config")
+    by_layer = record.get("per_layer_config")
     if by_layer is None:
-        heads = record.entries.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
-        by_layer = {"head_dim": record.size("global_head_dim", 512)}
-        by_layer |= {} if heads is None else {"num_key_value_heads": heads}
+        # The number of heads only counts where keys are values too.
+        heads = record.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
+        inner = {"head_dim": record.get("global_head_dim", 512)} | ({"num_key_value_heads": heads} if heads else {})
     else:
-        layers = [str(number) for number, kind in enumerate(kinds) if kind == "global"]
-        sizes = list(by_layer.values()) if isinstance(by_layer, dict) else [None]
-        if by_layer.keys() - layers or len(sizes) != len(layers) or any(entry != sizes[0] for entry in sizes):
-            raise CheckpointError(
-                f"{record.file}: per_layer_config is {by_layer!r:.200}: give equal sizes for the layers "
-                f"{', '.join(layers)} of full_attention, and for no other layers"
-            )
-        by_layer = sizes[0]
-    inner = Record(record.file, by_layer, "per_layer_config")
-    names = {"head_dim": "global_head_dim", "num_key_value_heads": "global_kv_heads"}
-    if not by_layer.keys() <= names.keys():
+        inner = _of_layers(record, by_layer, [str(i) for i, kind in enumerate(kinds) if kind == "global"])
+    sizes = Record(record.file, inner, "per_layer_config")
+    return {_GLOBAL[name]: sizes.size(name) for name in inner if inner[name] != record.size(name)}
+
+
+def _of_layers(record: Record, by_layer: Any, layers: list[str]) -> dict[str, Any]:
+    """Returns the sizes that all global layers have in `per_layer_config`."""
+    sizes = list(by_layer.values()) if isinstance(by_layer, dict) and by_layer.keys() == set(layers) else [None]
+    if not isinstance(sizes[0], dict) or any(entry != sizes[0] for entry in sizes):
         raise CheckpointError(
-            f"{record.file}: per_layer_config has {listing(by_layer)}: only {listing(names)} may differ"
+            f"{record.file}: per_layer_config is {by_layer!r:.200}: give equal sizes for the layers "
+            f"{', '.join(layers)} of full_attention, and for no other layers"
         )
-    local = {"head_dim": record.size("head_dim"), "num_key_value_heads": record.size("num_key_value_heads")}
-    return {names[name]: inner.size(name) for name, size in local.items() if by_layer.get(name, size) != size}
+    if not sizes[0].keys() <= _GLOBAL.keys():
+        raise CheckpointError(
+            f"{record.file}: per_layer_config has {listing(sizes[0])}, but only {listing(_GLOBAL)} may differ between "
+            "layers: choose a checkpoint without it"
+        )
+    return sizes[0]
 
 
 def _gemma4(record: Record) -> Config:

@@ -6,8 +6,8 @@ of an earlier layer (`DecoderConfig.sources`) and has no cache.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
-and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and embeddings for
-each layer (Gemma Team, 2025 and 2026).
+and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and
+embeddings for each layer (Gemma Team, 2025 and 2026).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
 `g = N / n`, `K` is head_dim, `E` is d_model and `I` is layer_input. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
@@ -148,11 +148,12 @@ class Attention(nn.Module):
         names = self.sizes.projections
         heads = (HEADS,) * (1 if names == ("query",) else 3)
         if self.has_variable("params", "qkv"):
-            query, *keys_values = local(self._split_fused, (COLUMNS, *layouts), heads)(self.qkv(x), *shared)
+            states = local(self._split_fused, (COLUMNS, *layouts), heads)(self.qkv(x), *shared)
         else:
-            split = local(self._split, ((COLUMNS,) * len(names), *layouts), heads)
-            query, *keys_values = split(tuple(getattr(self, name)(x) for name in names), *shared)
-        return query, tuple(keys_values) or None
+            columns: Any = (COLUMNS,) * len(names)
+            split = local(self._split, (columns, *layouts), heads)
+            states = split(tuple(getattr(self, name)(x) for name in names), *shared)
+        return states[0], None if names == ("query",) else (states[1], states[2])
 
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
@@ -306,8 +307,8 @@ class DecoderLayer(nn.Module):
         by: Turns,
         mask: Array,
         slots: Slots | None,
-        shared: KeysValues | None = None,
-        layer_input: Array | None = None,
+        shared: Any = None,
+        layer_input: Any = None,
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
@@ -317,8 +318,8 @@ class DecoderLayer(nn.Module):
         """
         c = self.config
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
-        written = shared if written is None else written
+        queries, projected = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        written: KeysValues = shared if projected is None else projected
         attended = written
         if slots is not None:
             written = slots.write(written)
@@ -646,7 +647,9 @@ class DecoderLM(CachedModel[DecoderCache]):
 
     def _empty(self, rows: int, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Returns zeros for the keys and values of each layer with a cache, of `sizes` slots."""
-        c, keys, values = self.config, (), ()
+        c = self.config
+        keys: tuple[Array, ...] = ()
+        values: tuple[Array, ...] = ()
         for number, size in enumerate(sizes):
             layer, counts = c.layer(number), c.counts[number : number + 1] if c.scanned else None
             new_keys, new_values = empty_slots(rows * layer.kv_heads, layer.head_dim, (size,), c.dtype, counts)

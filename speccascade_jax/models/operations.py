@@ -67,11 +67,11 @@ def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
     """Returns the operations of a model's parts; `number` is that of a layer of a decoder-only model."""
     logits = 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
-        layer = c.layer(number)
-        heads = 2 * c.num_heads + (len(layer.projections) - 1) * layer.kv_heads  # the output layer has those of queries
-        # gate, up and down; then the layer's own input: its projection, gate and output
-        products = layer.head_dim * heads + 3 * layer.d_ff + 3 * (c.layer_input or 0)
-        return TokenCosts(2 * c.d_model * products, 4 * c.num_heads * layer.head_dim, logits)
+        sizes = c.layer(number)
+        # queries and output, keys and values; gate, up and down; projection, gate and output of the layer's own input
+        heads = 2 * c.num_heads + (len(sizes.projections) - 1) * sizes.kv_heads
+        columns = sizes.head_dim * heads + 3 * sizes.d_ff + 3 * (c.layer_input or 0)
+        return TokenCosts(2 * c.d_model * columns, 4 * c.num_heads * sizes.head_dim, logits)
     width = c.num_heads * c.head_dim
     attention = 4 * width
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)

@@ -379,7 +379,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma4", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input is 90, but only 97"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 16}}}, "per_layer_config is .*: give equal sizes for the laye"),
     ("gemma4", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config is .*: give equal sizes for the layer"),
-    ("gemma4", {"per_layer_config": dict.fromkeys("13", {"d": 4})}, "per_layer_config has d: only head_dim, num_key_v"),
+    ("gemma4", {"per_layer_config": dict.fromkeys("13", {"d": 4})}, "per_layer_config has d, but only head_dim, num_"),
     ("gemma3_images", {"text_config": None}, "text_config is None: give the entries of a gemma3_text"),
     ("gemma3_images", {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma3_"),
     ("gemma3_images", {"text_config": {"attention_bias": True}}, "text_config.attention_bias is True, but only False"),
