@@ -100,7 +100,8 @@ def their_decoder(kind: str, gain: float = 1.5, **more: Any):
                     weight.mul_(0.15 if "q_norm" in name else 0.4 if "post_" in name else 1.0)
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
-                size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else gain
+                embedding = 0.1 if kind == "gemma4" else 0.3
+                size = 1.0 if name.endswith("bias") else embedding if "embed" in name else gain
                 weight.copy_(torch.randn_like(weight) * size * weight.shape[-1] ** -0.5)
     return model
 
