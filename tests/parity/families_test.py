@@ -32,11 +32,10 @@ WAYS = {
 CASES = [
     ("qwen3", "block of 12"), ("gemma3", "alone"), ("gemma3", "block of 5"), ("gemma1", "block of 1"),
     ("mistral", "tree"), ("smollm3", "joint"), ("smollm3", "exit"),
-    ("gemma4", "block of 12"), ("gemma4, small", "block of 5"), ("gemma4, small", "tree"), ("gemma4, small", "exit"),
+    ("gemma4, small", "tree"), ("gemma4, small", "exit"),
 ]  # fmt: skip
 SHALLOW = {
     "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma4": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
     "gemma4, small": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
@@ -50,7 +49,7 @@ EXITS = {"gemma4, small": 3}
 """Layers of early exits where they are not the first; this one has no keys and values of its own."""
 
 
-@pytest.mark.parametrize("kind", NEWER)
+@pytest.mark.parametrize("kind", [kind for kind in NEWER if f"{kind}, images" not in NEWER or kind == "gemma3"])
 def test_logits_equal_transformers(kind, tmp_path):
     """Compares logits from several shards, with separate and stacked layers, and with weights and caches of 16 bits."""
     theirs = their_decoder(kind, gain=1.0)

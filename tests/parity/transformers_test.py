@@ -54,7 +54,7 @@ GEMMA4 = {
 }  # fmt: skip
 GEMMA4_SMALL = GEMMA4 | {
     # the last three layers have no keys and values, and each layer reads an embedding of its own
-    "attention_k_eq_v": False, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 99,
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 99,
     "hidden_size_per_layer_input": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
 }  # fmt: skip
 VISION4 = {"model_type": "gemma4_vision", "patch_size": 4, "position_embedding_size": 8, "num_key_value_heads": 2}

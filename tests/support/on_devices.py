@@ -49,7 +49,7 @@ if __name__ == "__main__":
     from speccascade_jax.pairs.pair import Pair
     from speccascade_jax.runtime import compilation_cache
     from speccascade_jax.runtime import mesh as meshes
-    from tests.support import tiny_pair
+    from tests.support import tiny_decoders, tiny_pair
 
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
         """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
@@ -63,6 +63,10 @@ if __name__ == "__main__":
             config = replace(config, pattern=("local", "unrotated", "global"))
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         depths = {"target": 3, "middle": 2, "draft": 1}
+        if kind == "shared":
+            # the target's third layer has no keys and values
+            config = replace(tiny_decoders.SHARED, vocab_size=entries - 3, num_embeddings=entries, num_heads=8)
+            config = replace(config, num_kv_heads=4, global_kv_heads=4)
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
     def with_layout(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
@@ -212,6 +216,7 @@ if __name__ == "__main__":
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
+        "shared 2x4": lambda: same("shared", "greedy", (2, 4)),
         "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
         "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),
