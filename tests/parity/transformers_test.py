@@ -97,11 +97,10 @@ def their_decoder(kind: str, gain: float = 1.5, **more: Any):
                 weight.add_(0.2 * torch.randn_like(weight))
                 # Gemma 4 has no factor of queries, and scales of 1 would make it sensitive to rounding.
                 if family.startswith("Gemma4"):
-                    weight.mul_(0.15 if "q_norm" in name else 0.4 if "post_" in name else 1.0)
+                    weight.mul_(0.15 if "q_norm" in name else 0.25 if "post_" in name else 1.0)
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
-                embedding = 0.1 if kind == "gemma4" else 0.3
-                size = 1.0 if name.endswith("bias") else embedding if "embed" in name else gain
+                size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else gain
                 weight.copy_(torch.randn_like(weight) * size * weight.shape[-1] ** -0.5)
     return model
 
