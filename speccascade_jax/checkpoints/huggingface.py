@@ -43,7 +43,9 @@ _HARMLESS = re.compile(
     r".*rotary_emb\.inv_freq|(encoder|decoder)\.embed_tokens\.weight|(language_model\.)?lm_head\.(out_proj\.)?weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
-_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_IMAGES = re.compile(
+    r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*"
+)
 _ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 """Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
 
@@ -84,12 +86,20 @@ def open_directory(path: Path) -> Stored:
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
-    unused = [_HARMLESS, *([_IMAGES] if entries["model_type"] == "gemma3" else [])]
+    unused = [_HARMLESS, *([_IMAGES] if "text_config" in entries else []), *_shared(config)]
     check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     tensors = expert_tensors.stacked(verified(path, stored))
     if other and isinstance(config, T5Config):
         tensors[_HEAD] = _scaled(tensors[_HEAD], config.d_model**-0.5)
     return Stored(path, f"Hugging Face, {entries['model_type']}", tensors, config, wanted)
+
+
+def _shared(config: Config) -> list[re.Pattern[str]]:
+    """Returns a pattern of the arrays that layers without keys and values do not need, but that files may hold."""
+    if isinstance(config, T5Config) or config.kv_layers is None:
+        return []
+    layers = "|".join(map(str, range(config.kv_layers, config.num_layers)))
+    return [re.compile(rf".*layers\.({layers})\.self_attn\.([kv]_proj|[kv]_norm)\.weight")]
 
 
 def _head(tensors: Tensors) -> str:
@@ -245,7 +255,9 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
     pieces: Plan = {}
     for name, shape in expected_shapes(config).items():
         module, leaf = name.rsplit("/", 1)
-        source = f"{translate(module, names)}.{'bias' if leaf == 'bias' else 'weight'}"
+        source = translate(module, names)
+        if not source.endswith("_scalar"):
+            source += ".bias" if leaf == "bias" else ".weight"
         source = root + source.removeprefix("model.") if source.startswith("model.") else source
         source = _copy_of(_head(tensors) if source == _HEAD else source, config, entries, tensors)
         if f"/{EXPERTS}/" in name:
@@ -351,9 +363,19 @@ _T5GEMMA = {
     **_t5gemma_stack("encoder"),
     **_t5gemma_stack("decoder"),
 }
+_GEMMA4 = _GEMMA2 | {
+    "layer_inputs/embedder": "model.embed_tokens_per_layer",
+    "layer_inputs/projection": "model.per_layer_model_projection",
+    "layer_inputs/norm": "model.per_layer_projection_norm",
+    "decoder/layers_{i}/layer_input_gate": "model.layers.{i}.per_layer_input_gate",
+    "decoder/layers_{i}/layer_input_out": "model.layers.{i}.per_layer_projection",
+    "decoder/layers_{i}/post_layer_input_layer_norm": "model.layers.{i}.post_per_layer_input_norm",
+    "decoder/layers_{i}/output": "model.layers.{i}.layer_scalar",
+}
 _NAMES = {
     "t5": _T5, "mt5": _T5, "umt5": _UMT5,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2), "t5gemma": _T5GEMMA,
+    **dict.fromkeys(("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), _GEMMA4),
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

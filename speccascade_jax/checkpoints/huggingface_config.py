@@ -16,11 +16,13 @@ from speccascade_jax.models.decoder_config import DecoderConfig, RopeScaling
 from speccascade_jax.models.families import Config
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.t5_config import PADDED_VOCABULARIES
-from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, listing
 from speccascade_jax.storage.readers import json_object
 
 _NO_DEFAULTS: Mapping[str, Any] = {}
 _KINDS = {"sliding_attention": "local", "full_attention": "global"}
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "global_kv_heads"}
+"""Entries that differ between local and global layers of Gemma 4 -> the configuration's names for global layers."""
 
 
 class Record:
@@ -332,6 +334,68 @@ def _gemma3(record: Record) -> Config:
     return dataclasses.replace(_translated(record.inner("text_config", "gemma3_text")), tied=tied)
 
 
+def _gemma4_text(record: Record) -> DecoderConfig:
+    layers, shared = record.layers("num_hidden_layers"), record.get("num_kv_shared_layers", 0)
+    kinds = _kinds(record, ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)])
+    kinds[-1] = "global"  # as in transformers, whatever the file says
+    if type(shared) is not int or not 0 <= shared < layers:
+        raise CheckpointError(
+            f"{record.file}: num_kv_shared_layers is {shared!r}: give a number from 0 to {layers - 1}"
+        )
+    rows, width = record.size("vocab_size"), record.get("hidden_size_per_layer_input")
+    if width:
+        record.only("vocab_size_per_layer_input", (rows,), 262_144)
+    wide = record.flag("use_double_wide_mlp", False) and shared
+    return _decoder(
+        record, kinds, activation="gelu", embedding_scale=math.sqrt(record.size("hidden_size")), query_scale=1.0,
+        post_norms=True, qk_norm=True, value_norm=True, output_scale=True,
+        output_cap=record.cap("final_logit_softcapping", None),
+        keys_as_values=record.flag("attention_k_eq_v", False), kv_layers=layers - shared if shared else None,
+        shared_d_ff=2 * record.size("intermediate_size") if wide else None,
+        layer_input=record.size("hidden_size_per_layer_input") if width else None,
+        rope=_ropes_by_kind(record), **_global_heads(record, kinds),
+    )  # fmt: skip
+
+
+def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
+    """Returns the sizes of global layers where they differ from those of local layers.
+
+    Published files store them as `global_head_dim` and `num_global_key_value_heads`. Release 5.23 of transformers
+    writes them for each layer, in `per_layer_config`.
+    """
+    by_layer = record.get("per_layer_config")
+    if by_layer is None:
+        # The number of heads only counts where keys are values too.
+        heads = record.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
+        inner = {"head_dim": record.get("global_head_dim", 512)} | ({"num_key_value_heads": heads} if heads else {})
+    else:
+        inner = _of_layers(record, by_layer, [str(i) for i, kind in enumerate(kinds) if kind == "global"])
+    sizes = Record(record.file, inner, "per_layer_config")
+    return {_GLOBAL[name]: sizes.size(name) for name in inner if inner[name] != record.size(name)}
+
+
+def _of_layers(record: Record, by_layer: Any, layers: list[str]) -> dict[str, Any]:
+    """Returns the sizes that all global layers have in `per_layer_config`."""
+    sizes = list(by_layer.values()) if isinstance(by_layer, dict) and by_layer.keys() == set(layers) else [None]
+    if not isinstance(sizes[0], dict) or any(entry != sizes[0] for entry in sizes):
+        raise CheckpointError(
+            f"{record.file}: per_layer_config is {by_layer!r:.200}: give equal sizes for the layers "
+            f"{', '.join(layers)} of full_attention, and for no other layers"
+        )
+    if not sizes[0].keys() <= _GLOBAL.keys():
+        raise CheckpointError(
+            f"{record.file}: per_layer_config has {listing(sizes[0])}, but only {listing(_GLOBAL)} may differ between "
+            "layers: choose a checkpoint without it"
+        )
+    return sizes[0]
+
+
+def _gemma4(record: Record) -> Config:
+    """Returns the configuration of the text model inside a model that also reads images and sound."""
+    tied, text = record.flag("tie_word_embeddings", True), f"{record.get('model_type')}_text"
+    return dataclasses.replace(_translated(record.inner("text_config", text)), tied=tied)
+
+
 def _kinds(record: Record, default: Sequence[str]) -> list[str]:
     """Returns each layer's kind, from the entry `layer_types` or else from `default`, in the words of transformers."""
     types = record.get("layer_types", default)
@@ -398,11 +462,14 @@ def _frequencies(record: Record, key: str, entries: Any, base: Any) -> dict[str,
             "supported"
         )
     rope = Record(record.file, {"rope_theta": base, **entries}, key)
-    for place in (record, rope):
-        place.only("partial_rotary_factor", (1.0,), 1.0)
     kind = "type" if "type" in entries and "rope_type" not in entries else "rope_type"
     options: dict[str, Any] = {"rope_base": rope.number("rope_theta", 10_000.0)}
-    scaling = rope.only(kind, ("default", "linear", "llama3"), "default")
+    scaling = rope.only(kind, ("default", "linear", "llama3", "proportional"), "default")
+    if scaling == "proportional":
+        factor, share = rope.number("factor", 1.0), rope.number("partial_rotary_factor", 1.0)
+        return options | {"rope_factor": factor, "rope_share": share}
+    for place in (record, rope):
+        place.only("partial_rotary_factor", (1.0,), 1.0)
     if scaling == "linear":
         options["rope_factor"] = rope.number("factor")
     elif scaling == "llama3":
@@ -416,9 +483,18 @@ MODELS: dict[str, Callable[[Record], Config]] = {
     "qwen2": partial(_qwen2, qkv_bias=True), "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral, "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
     "gemma3_text": _gemma3_text, "gemma3": _gemma3, "t5gemma": _t5gemma,
+    "gemma4_text": _gemma4_text, "gemma4": _gemma4, "gemma4_unified_text": _gemma4_text, "gemma4_unified": _gemma4,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
 
+_GEMMA4_DEFAULTS = {
+    "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}  # fmt: skip
 _DEFAULTS: dict[str, Mapping[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
@@ -453,6 +529,10 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
         "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
     },
+    "gemma4_text": _GEMMA4_DEFAULTS | {
+        "max_position_embeddings": 131_072, "sliding_window": 512, "hidden_size_per_layer_input": 256,
+    },
+    "gemma4_unified_text": _GEMMA4_DEFAULTS | {"max_position_embeddings": 262_144, "sliding_window": 1024},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its value if it is absent or null (of `num_key_value_heads`, absent)."""
 
@@ -481,5 +561,10 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "t5_gemma_module": _GEMMA,
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
     "gemma3": {},
+    # Text attends to earlier text only, even where images attend in both directions.
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), {
+        **_GEMMA, "use_bidirectional_attention": (None, "vision"), "enable_moe_block": (False,),
+    }),
+    "gemma4": {}, "gemma4_unified": {},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its supported values. The first value is the default of an absent entry."""

@@ -4,16 +4,19 @@ T5Gemma is an encoder-decoder of the same layers: its encoder's layers see token
 layers also have cross-attention.
 
 A local layer attends to a window of recent positions and caches them in a ring buffer of `window + max_rollback + 1`
-slots. A global layer attends to all positions and caches all of them.
+slots. A global layer attends to all positions and caches all of them. A layer without keys and values attends to those
+of an earlier layer (`DecoderConfig.sources`) and has no cache.
 
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
-and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025).
+and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and
+embeddings for each layer (Gemma Team, 2025 and 2026).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
-`g = N / n`, `K` is head_dim and `E` is d_model. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
+`g = N / n`, `K` is head_dim, `E` is d_model and `I` is layer_input. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -26,7 +29,14 @@ import jax.numpy as jnp
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import empty_slots, put_branch
-from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, RopeScaling, parameter_shapes, tiny
+from speccascade_jax.models.decoder_config import (
+    PRESETS,
+    DecoderConfig,
+    LayerSizes,
+    RopeScaling,
+    parameter_shapes,
+    tiny,
+)
 from speccascade_jax.models.experts import MixtureOfExperts, activation, in_place
 from speccascade_jax.models.layers import (
     EXITS,
@@ -39,6 +49,7 @@ from speccascade_jax.models.layers import (
     gated_units,
     in_chunks,
     mean_state,
+    normalized,
 )
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import COLUMNS, HEADS, ROWS, STACKED_HEADS, Mesh, P, local, shards, under
@@ -130,74 +141,85 @@ def norm(config: DecoderConfig) -> RMSNorm:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions.
+    """Grouped-query attention with rotary positions; `number` is that of the layer, which its sizes depend on.
 
     If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one matrix product computes the queries,
     keys and values.
     """
 
     config: DecoderConfig
+    number: int = 0
 
     def setup(self) -> None:
-        c = self.config
+        c, self.sizes = self.config, self.config.layer(self.number)
         # The separate kernels and the fused one are all declared, because Flax creates only those that a call uses.
-        self.widths = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim)
+        keys = self.sizes.kv_heads * self.sizes.head_dim
+        self.widths = (c.num_heads * self.sizes.head_dim, keys, keys)
         self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
         self.qkv = dense(c, sum(self.widths), c.qkv_bias)
         self.out = dense(c, c.d_model)
         if c.qk_norm:
             self.query_norm, self.key_norm = norm(c), norm(c)
 
-    def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues]:
-        """Returns queries `[B * n, g * T, K]` (scaled and rotated), keys and values, computed from `x` `[B, T, E]`."""
+    def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues | None]:
+        """Returns queries `[B * n, g * T, K]` (scaled and rotated), keys and values, computed from `x` `[B, T, E]`.
+
+        Keys and values are `None` if the layer has none.
+        """
         # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         # The scales of the norms are the same for all heads, so every device holds them.
-        scales = [part.scale(self.config.head_dim) for part in self._norms]
+        scales = [part.scale(self.sizes.head_dim) for part in self._norms]
         shared, layouts = (*by, *scales), (turned, turned, *(P() for _ in scales))
+        names = self.sizes.projections
+        heads = (HEADS,) * (1 if names == ("query",) else 3)
         if self.has_variable("params", "qkv"):
-            split = local(self._split_fused, (COLUMNS, *layouts), (HEADS,) * 3)
-            query, key, value = split(self.qkv(x), *shared)
+            states = local(self._split_fused, (COLUMNS, *layouts), heads)(self.qkv(x), *shared)
         else:
-            split = local(self._split, (COLUMNS, COLUMNS, COLUMNS, *layouts), (HEADS,) * 3)
-            query, key, value = split(self.query(x), self.key(x), self.value(x), *shared)
-        return query, (key, value)
+            columns: Any = (COLUMNS,) * len(names)
+            split = local(self._split, (columns, *layouts), heads)
+            states = split(tuple(getattr(self, name)(x) for name in names), *shared)
+        return states[0], None if names == ("query",) else (states[1], states[2])
 
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
-        """The norms of queries and of keys, if the family has them."""
-        return (self.query_norm, self.key_norm) if self.config.qk_norm else ()
+        """The norms of queries and of keys, if the layer has them."""
+        norms = (self.query_norm, self.key_norm) if self.config.qk_norm else ()
+        return norms[: len(self.sizes.projections)]
 
-    def _split_fused(self, x: Array, *shared: Array) -> tuple[Array, Array, Array]:
+    def _split_fused(self, x: Array, *shared: Array) -> tuple[Array, ...]:
         # The columns on each device hold its share of the queries, then of the keys, then of the values
         # (`interleave_fused`).
         first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
-        query, key, value = jnp.split(x, (first, second), axis=-1)
-        return self._split(query, key, value, *shared)
+        return self._split(tuple(jnp.split(x, (first, second), axis=-1)), *shared)
 
-    def _split(
-        self, query: Array, key: Array, value: Array, cosine: Array, sine: Array, *scales: Array
-    ) -> tuple[Array, Array, Array]:
+    def _split(self, projected: tuple[Array, ...], cosine: Array, sine: Array, *scales: Array) -> tuple[Array, ...]:
+        """Returns the layer's queries and, if it has them, its keys and values, from products with its kernels."""
         c, by = self.config, Turns(cosine, sine)
-        query, key = (x.reshape(*x.shape[:2], -1, c.head_dim) for x in (query, key))
+        parts = [part.reshape(*part.shape[:2], -1, self.sizes.head_dim) for part in projected]
+        value = parts[-1]  # without a kernel of values, these are the keys before their norm
         # The norms come before the rotation: their scales differ by coordinate, so the order changes the result.
-        if scales:
-            query, key = (part.normalized(x, s) for part, x, s in zip(self._norms, (query, key), scales, strict=True))
-        query = rotate(query * jnp.asarray(c.scale, query.dtype), by, c.rope_pairs)
-        return self._grouped(query), *self._cached(rotate(key, by, c.rope_pairs), value)
+        for number, (part, scale) in enumerate(zip(self._norms, scales, strict=True)):
+            parts[number] = part.normalized(parts[number], scale)
+        query = self._grouped(rotate(parts[0] * jnp.asarray(c.scale, parts[0].dtype), by, c.rope_pairs))
+        if len(parts) == 1:
+            return (query,)
+        if c.value_norm:
+            value = normalized(value, c.norm_epsilon).astype(value.dtype)
+        return query, *self._cached(rotate(parts[1], by, c.rope_pairs), value)
 
     def _grouped(self, query: Array) -> Array:
         """Returns the queries `[B * n, g * T, K]` of heads `[B, T, N, K]`."""
         # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
         # product per key head then serves all of them, and keys are never repeated.
         rows, new, _, size = query.shape
-        heads = self.config.num_kv_heads // shards()
+        heads = self.sizes.kv_heads // shards()
         query = query.reshape(rows, new, heads, -1, size).transpose(0, 2, 3, 1, 4)
         return query.reshape(rows * heads, -1, size)
 
     def _cached(self, key: Array, value: Array) -> KeysValues:
         """Returns the keys `[B * n, K, S]` and values `[B * n, S, K]` of `[B, S, n, K]`, or of `[B, S, n * K]`."""
-        (rows, slots), size = key.shape[:2], self.config.head_dim
+        (rows, slots), size = key.shape[:2], self.sizes.head_dim
         key, value = (x.reshape(rows, slots, -1, size) for x in (key, value))
         key = key.transpose(0, 2, 3, 1).reshape(-1, size, slots)
         return key, value.transpose(0, 2, 1, 3).reshape(-1, slots, size)
@@ -206,8 +228,8 @@ class Attention(nn.Module):
         """Returns the queries of cross-attention `[B * n, g * T, K]`, scaled and not rotated."""
 
         def split(query: Array) -> Array:
-            c = self.config
-            return self._grouped(query.reshape(*query.shape[:2], -1, c.head_dim) * jnp.asarray(c.scale, query.dtype))
+            heads = query.reshape(*query.shape[:2], -1, self.sizes.head_dim)
+            return self._grouped(heads * jnp.asarray(self.config.scale, query.dtype))
 
         return local(split, (COLUMNS,), HEADS)(self.query(x))
 
@@ -222,23 +244,23 @@ class Attention(nn.Module):
 
     def _attend(self, queries: Array, keys: Array, values: Array, mask: Array) -> Array:
         """Returns each token's weighted sum of the values, `[B, T, N K]`."""
-        c, new = self.config, mask.shape[1]
+        c, new, sizes = self.config, mask.shape[1], self.sizes
 
         def mix(part: Array, seen: Array) -> Array:
-            return attend(c, part.reshape(queries.shape[0], -1, c.head_dim), (keys, values), seen)
+            return attend(c, sizes, part.reshape(queries.shape[0], -1, sizes.head_dim), (keys, values), seen)
 
         # Chunks of tokens bound the attention logits to [B, N, CHUNK, S]. Only prefill feeds more tokens than a chunk.
         if new <= CHUNK:
             mixed = mix(queries, mask)
         else:
-            by_token = queries.reshape(queries.shape[0], -1, new, c.head_dim)
+            by_token = queries.reshape(queries.shape[0], -1, new, sizes.head_dim)
             mixed = in_chunks(mix, CHUNK, new, 3, (by_token, 2), (mask, 1))
         rows = mixed.transpose(0, 3, 1, 2, 4)
         return rows.reshape(*rows.shape[:2], -1)
 
 
-def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`.
+def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`, in a layer of these sizes.
 
     `queries` are those of `Attention.project`; `keys_values` and `mask` are those of `Attention.__call__`.
     """
@@ -249,20 +271,21 @@ def attend(c: DecoderConfig, queries: Array, keys_values: KeysValues, mask: Arra
     # The cap is applied before the mask. After the mask, it would limit masked logits to about -50, and masked slots
     # would get weight.
     logits = soft_cap(logits, c.attention_cap)
-    logits = logits.reshape(-1, c.num_kv_heads // shards(), c.num_heads // c.num_kv_heads, new, slots)
+    logits = logits.reshape(-1, sizes.kv_heads // shards(), c.num_heads // sizes.kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
-    return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], c.head_dim)
+    return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], sizes.head_dim)
 
 
 class FeedForward(nn.Module):
     """Feed-forward layer with GeGLU (tanh approximation) or SwiGLU units."""
 
     config: DecoderConfig
+    number: int = 0
 
     def setup(self) -> None:
-        c = self.config
-        self.wi_0, self.wi_1, self.wi_01 = dense(c, c.d_ff), dense(c, c.d_ff), dense(c, 2 * c.d_ff)
+        c, units = self.config, self.config.layer(self.number).d_ff
+        self.wi_0, self.wi_1, self.wi_01 = dense(c, units), dense(c, units), dense(c, 2 * units)
         self.wo = dense(c, c.d_model)
 
     def __call__(self, x: Array, _: bool = False) -> Array:
@@ -274,34 +297,82 @@ class Beside(NamedTuple):
 
     Attributes:
         cross: what cross-attention reads, if the model has an encoder.
+        shared: the keys and values of an earlier layer, if the layer has none.
+        layer_input: `[B, T, I]`, the layer's own input (`LayerInputs`).
     """
 
     cross: Cross | None = None
+    shared: KeysValues | None = None
+    layer_input: Array | None = None
 
 
 ALONE = Beside()
 
 
+class LayerInputs(nn.Module):
+    """Inputs that each layer reads beside its own: the token's embedding for the layer, and one of its embedding."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        c = self.config
+        width = c.num_layers * (c.layer_input or 0)
+        self.embedder = Embed(c.num_embeddings, width, c.dtype)
+        self.projection, self.norm = dense(c, width), norm(c)
+
+    def __call__(self, tokens: Array, embedded: Array) -> Array:
+        """Returns the layers' inputs `[B, T, L, I]`, from tokens `[B, T]` and their embeddings `[B, T, E]`.
+
+        The parameters of an early exit are those of the whole model, so `L` is then the whole model's depth.
+        """
+        width = self.config.layer_input
+        # The factors are rounded to the dtype of computation, like that of the embeddings.
+        looked_up = self.embedder(tokens) * jnp.asarray(math.sqrt(width or 0), embedded.dtype)
+        projected = self.projection(embedded) * jnp.asarray(self.config.d_model**-0.5, embedded.dtype)
+        projected, looked_up = (x.reshape(*x.shape[:2], -1, width) for x in (projected, looked_up))
+        return (self.norm(projected) + looked_up) * jnp.asarray(math.sqrt(0.5), embedded.dtype)
+
+
+class OutputScale(nn.Module):
+    """Product with a stored number, which training does not change."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", nn.initializers.ones_init(), (1,))
+        return x * jax.lax.stop_gradient(scale).astype(x.dtype)
+
+
 class DecoderLayer(nn.Module):
     """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
 
-    If `sparse` is true, the feed-forward is a mixture of experts. If the model has an encoder, cross-attention comes
-    between attention and feed-forward.
+    If the model has an encoder, cross-attention comes between attention and feed-forward. In Gemma 4's small sizes, a
+    gated product with the layer's own input follows (`LayerInputs`).
     """
 
     config: DecoderConfig
-    sparse: bool = False
+    number: int = 0
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the feed-forward is a mixture of experts."""
+        return self.config.sparse[self.number]
 
     def setup(self) -> None:
         c = self.config
         self.pre_self_attention_layer_norm, self.pre_mlp_layer_norm = norm(c), norm(c)
         if c.post_norms:
             self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
-        self.self_attention, self.mlp = Attention(c), MixtureOfExperts(c) if self.sparse else FeedForward(c)
+        self.self_attention = Attention(c, self.number)
+        self.mlp = MixtureOfExperts(c) if self.sparse else FeedForward(c, self.number)
         if c.encoder is not None:
             self.encoder_decoder_attention, self.pre_cross_attention_layer_norm = Attention(c), norm(c)
             if c.post_norms:
                 self.post_cross_attention_layer_norm = norm(c)
+        if c.layer_input:
+            self.layer_input_gate, self.layer_input_out = dense(c, c.layer_input), dense(c, c.d_model)
+            self.post_layer_input_layer_norm = norm(c)
+        if c.output_scale:
+            self.output = OutputScale()
 
     def __call__(
         self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False, beside: Beside = ALONE
@@ -328,7 +399,8 @@ class DecoderLayer(nn.Module):
         """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         c = self.config
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, written = self.self_attention.project(inputs, by)
+        queries, projected = self.self_attention.project(inputs, by)
+        written: Any = beside.shared if projected is None else projected
         attended = written
         if slots is not None:
             written = slots.write(written)
@@ -339,7 +411,11 @@ class DecoderLayer(nn.Module):
             y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
             x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
-        return x + (self.post_mlp_layer_norm(y) if c.post_norms else y), written
+        x = x + (self.post_mlp_layer_norm(y) if c.post_norms else y)
+        if c.layer_input:
+            y = self.layer_input_out(activation(c)(self.layer_input_gate(x)) * beside.layer_input)
+            x = x + self.post_layer_input_layer_norm(y)
+        return self.output(x) if c.output_scale else x, written
 
     def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
         attention = self.encoder_decoder_attention
@@ -368,7 +444,7 @@ class Stack(nn.Module):
             self.stack = stack_of(self, self._scanned_layer(), c.num_layers, *inputs)
         else:
             layer = recomputed_layer(DecoderLayer, self.remat, static_argnums=(5,))
-            self.layers = [layer(c, sparse) for sparse in c.sparse]
+            self.layers = [layer(c, number) for number in range(c.num_layers)]
         setattr(self, self.last_norm, norm(c))
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
@@ -386,23 +462,25 @@ class Stack(nn.Module):
         slots: tuple[Slots, ...] | None,
         fixed: bool = False,
         encoded: Encoded | None = None,
+        layer_inputs: Array | None = None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
-        Each layer has its turns, mask and slots. If the layers run in a scan, these, keys and values have one entry for
-        each place in a group of layers (`models.stacks`) instead of one for each layer. If `fixed` is true, no
-        gradients of the parameters are needed, and a scan reads them in place.
+        Each layer with a cache has its turns, mask and slots. If the layers run in a scan, these, keys and values have
+        one entry for each place in a group of layers (`models.stacks`) instead of one for each layer. If `fixed` is
+        true, no gradients of the parameters are needed, and a scan reads them in place. `layer_inputs` are those of
+        `LayerInputs`.
         """
         if self.config.scanned:
             x, attended = self._scan(x, by, masks, slots, fixed, encoded)
         else:
-            x, attended = self._unrolled(x, by, masks, slots, fixed, encoded)
+            x, attended = self._unrolled(x, by, masks, slots, fixed, encoded, layer_inputs)
         return getattr(self, self.last_norm)(x), attended
 
     @nn.nowrap
     def _scanned_layer(self) -> DecoderLayer:
         """Returns the module of every layer of a scan; it gets the parameters of one layer at each call."""
-        return DecoderLayer(self.config, all(self.config.sparse), parent=None, name=STACK)
+        return DecoderLayer(self.config, parent=None, name=STACK)
 
     @nn.nowrap
     def _unrolled(
@@ -413,16 +491,25 @@ class Stack(nn.Module):
         slots: tuple[Slots, ...] | None,
         fixed: bool,
         encoded: Encoded | None,
+        layer_inputs: Array | None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
-        attended, places = [], slots or (None,) * len(masks)
-        for i, (layer, turned, mask, place) in enumerate(zip(self.layers, by, masks, places, strict=True)):
-            beside = ALONE if encoded is None else Beside(_of_layer(encoded, i))
-            x, keys_values = layer(x, turned, mask, place, fixed, beside)
+        attended: list[KeysValues] = []
+        for number, source in enumerate(self.config.sources):
+            # The keys and values that a layer shares are in the cache already, with those of this block.
+            shares = source < number
+            here = None if shares or slots is None else slots[source]
+            beside = Beside(
+                cross=None if encoded is None else _of_layer(encoded, number),
+                shared=attended[source] if shares else None,
+                layer_input=None if layer_inputs is None else layer_inputs[:, :, number],
+            )
+            x, keys_values = self.layers[number](x, by[source], masks[source], here, fixed, beside)
             # The states are stored before the last norm, because an early exit applies the last norm itself
             # (`exit_logits`).
             self.sow(EXITS, "hidden", x)
-            attended.append(keys_values)
+            if not shares:
+                attended.append(keys_values)
         return x, tuple(attended)
 
     @nn.nowrap
@@ -501,7 +588,7 @@ class DecoderCache:
     """Immutable attention cache of a decoder-only model: keys and values of every layer, with one length per row.
 
     Attributes:
-        keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in ring buffers.
+        keys: per layer with a cache `[B * n, K, S]`; values: per layer `[B * n, S, K]`; `S` is smaller in ring buffers.
         length: int32 `[B]`, the number of tokens that each row has consumed. Slots of positions at or beyond the length
             hold meaningless values, which attention masks.
         summary: `[B, E]`, the hidden state of the last token that prefill consumed; zero if prefill consumed no token.
@@ -577,6 +664,8 @@ class DecoderModule(nn.Module):
         """Creates the embedding and the stack of layers."""
         c = self.config
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
+        if c.layer_input:
+            self.layer_inputs = LayerInputs(c)
         self.decoder = Stack(c, self.remat)
         if c.encoder is not None:
             self.encoder = Encoder(c.encoder, self.remat)
@@ -615,15 +704,22 @@ class DecoderModule(nn.Module):
         # Layers with the same window share one mask, because each mask is a [T, T] array.
         seen = {window: _sees(positions, positions, window) for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.places)
-        return self.decoder(self.embed(tokens), turns_by_place(c, positions), masks, None, fixed, encoded)
+        embedded, layer_inputs = self._inputs(tokens)
+        return self.decoder(embedded, turns_by_place(c, positions), masks, None, fixed, encoded, layer_inputs)
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
-        return self.extend_inputs(cache, self.embed(tokens), branch)
+        embedded, layer_inputs = self._inputs(tokens)
+        return self.extend_inputs(cache, embedded, branch, encoded=cache.encoded, layer_inputs=layer_inputs)
 
     @nn.nowrap
-    def extend_inputs(self, cache: Any, inputs: Array, branch: Branch | None = None) -> tuple[LMOutput, Any]:
-        """Feeds the first layer's inputs `[B, T, …]` of a block or of a draft tree's entries, as `extend` does."""
+    def extend_inputs(
+        self, cache: Any, inputs: Array, branch: Branch | None = None, **more: Any
+    ) -> tuple[LMOutput, Any]:
+        """Feeds the first layer's inputs `[B, T, …]` of a block or of a draft tree's entries, as `extend` does.
+
+        The stack of layers also gets `more`.
+        """
         c, new = self.config, inputs.shape[1]
         # Tokens of a block have consecutive positions. The position of a tree's entry follows from its depth, so
         # siblings have the same position.
@@ -642,7 +738,7 @@ class DecoderModule(nn.Module):
         )
         masks = tuple(seen[key] for key in layout)
         by = turns_by_place(c, positions)
-        hidden, attended = self.decoder(inputs, by, masks, slots, True, cache.encoded)
+        hidden, attended = self.decoder(inputs, by, masks, slots, True, **more)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache
@@ -660,6 +756,11 @@ class DecoderModule(nn.Module):
                 f"prefill with max_rollback={new - 1} or more"
             )
         return _sees(positions, _positions(cache.length + new, slots), window)
+
+    def _inputs(self, tokens: Array) -> tuple[Array, Array | None]:
+        """Returns the tokens' embeddings `[B, T, E]`, and the inputs of each layer `[B, T, L, I]` if there are any."""
+        embedded = self.embed(tokens)
+        return embedded, self.layer_inputs(tokens, embedded) if self.config.layer_input else None
 
     def embed(self, tokens: Array) -> Array:
         """Returns the input of the first layer, `[B, T, E]`: the tokens' embeddings times `embedding_scale`."""
@@ -714,8 +815,7 @@ class DecoderLM(CachedModel[DecoderCache]):
             encoded, summary = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, method="start")
         if width == 1:
             with under(self.mesh):
-                counts = c.counts if c.scanned else None
-                keys, values = empty_slots(rows * c.num_kv_heads, c.head_dim, sizes, c.dtype, counts)
+                keys, values = self._empty(rows, sizes)
             # The only token of each prompt is pending, so there is nothing to feed and no state to summarize.
             if encoded is None:
                 summary = jnp.zeros((rows, c.d_model), c.dtype)
@@ -734,8 +834,19 @@ class DecoderLM(CachedModel[DecoderCache]):
                 values = tuple(put(v, size, axis=1) for (_, v), size in zip(keys_values, sizes, strict=True))
         return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes), encoded), states
 
+    def _empty(self, rows: int, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Returns zeros for the keys and values of each layer with a cache, of `sizes` slots."""
+        c = self.config
+        keys: tuple[Array, ...] = ()
+        values: tuple[Array, ...] = ()
+        for number, size in enumerate(sizes):
+            layer, counts = c.layer(number), c.counts[number : number + 1] if c.scanned else None
+            new_keys, new_values = empty_slots(rows * layer.kv_heads, layer.head_dim, (size,), c.dtype, counts)
+            keys, values = keys + new_keys, values + new_values
+        return keys, values
+
     def slots(self, max_len: int, max_rollback: int | None) -> tuple[int, ...]:
-        """Returns the number of cache slots of each layer (docs/methods.md, section 2 describes caches of windows).
+        """Returns the number of slots of each layer with a cache (docs/methods.md, section 2: caches of windows).
 
         If the layers run in a scan, it returns one number for each place in a group of layers (`models.stacks`).
         """

@@ -2,7 +2,7 @@
 
 T5Gemma is an encoder-decoder of the same layers.
 
-Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 and 2025; Touvron et al.,
+Sources of the sizes: the models' published `config.json` files and papers (Gemma Team, 2024 to 2026; Touvron et al.,
 2023; Llama Team, 2024; Jiang et al., 2023 and 2024; Qwen Team, 2024 and 2025; Hugging Face, 2025). Those of T5Gemma are
 in google-deepmind/gemma, gemma/research/t5gemma/config.py (Zhang et al., 2025).
 """
@@ -10,7 +10,7 @@ in google-deepmind/gemma, gemma/research/t5gemma/config.py (Zhang et al., 2025).
 import dataclasses
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,21 @@ class RopeScaling:
         return frequencies * (unstretched + (1 - unstretched) / self.factor)
 
 
+class LayerSizes(NamedTuple):
+    """Sizes of one layer (`DecoderConfig.layer`).
+
+    Attributes:
+        head_dim, kv_heads: width of a head, and number of key-value heads.
+        d_ff: width of the feed-forward.
+        projections: names of the kernels that read the layer's input: "query", and "key" and "value" if it has them.
+    """
+
+    head_dim: int
+    kv_heads: int
+    d_ff: int
+    projections: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """Sizes and options of a decoder-only model, or of an encoder-decoder with the same layers (T5Gemma).
@@ -75,6 +90,19 @@ class DecoderConfig:
         experts_per_token: number of experts that each token chooses; expert_d_ff: number of hidden units of an expert.
         norm_expert_weights: whether the weights of a token's experts are divided by their sum (Qwen 3, Mixtral).
         dense_layers: numbers of the layers whose feed-forward is dense although there are experts, from 0.
+        rope_share: share of the coordinate pairs that rotate in layers that are not local, the first ones; their
+            frequencies are those of a whole head (Gemma 4).
+        qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3); value_norm:
+            whether its values have a norm without a scale (Gemma 4).
+        global_head_dim, global_kv_heads: sizes of layers that are not local; `None` means those of local layers.
+        keys_as_values: whether layers that are not local have no kernel of values, and use their keys before norm and
+            rotation.
+        kv_layers: number of layers, the first ones, that have keys and values; each later layer attends to those of the
+            last of them of its kind, and has no cache. `None` means all.
+        shared_d_ff: width of the feed-forward of these later layers; `None` means `d_ff`.
+        layer_input: width of a further embedding of each token that each layer reads (Gemma 4's small sizes); `None`
+            means that there is none.
+        output_scale: whether each layer's output is multiplied by a stored number, which training does not change.
         window: number of positions that a local layer sees, including the current one.
         pattern: kinds of successive layers, repeated over all layers: "local", "global", or "unrotated" (sees all
             positions and does not rotate its queries and keys; SmolLM3).
@@ -129,6 +157,15 @@ class DecoderConfig:
     encoder: "DecoderConfig | None" = field(default=None, repr=False, metadata=LATER)
     start_id: int = field(default=0, repr=False, metadata=LATER)
     pad_id: int = field(default=0, repr=False, metadata=LATER)
+    rope_share: float = field(default=1.0, repr=False, metadata=LATER)
+    value_norm: bool = field(default=False, repr=False, metadata=LATER)
+    global_head_dim: int | None = field(default=None, repr=False, metadata=LATER)
+    global_kv_heads: int | None = field(default=None, repr=False, metadata=LATER)
+    keys_as_values: bool = field(default=False, repr=False, metadata=LATER)
+    kv_layers: int | None = field(default=None, repr=False, metadata=LATER)
+    shared_d_ff: int | None = field(default=None, repr=False, metadata=LATER)
+    layer_input: int | None = field(default=None, repr=False, metadata=LATER)
+    output_scale: bool = field(default=False, repr=False, metadata=LATER)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models.
@@ -151,10 +188,12 @@ class DecoderConfig:
             follows = dataclasses.replace(self.encoder, dtype=self.dtype, scan_layers=self.scanned)
             object.__setattr__(self, "encoder", follows)
         check_sizes(self, "num_layers", "num_kv_heads")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}, but rotary embeddings rotate pairs: give an even number")
+        for name in ("num_kv_heads", "global_kv_heads"):
+            if (heads := getattr(self, name)) and self.num_heads % heads:
+                raise ValueError(f"num_heads {self.num_heads} is not a multiple of {name} {heads}")
+        for name in ("head_dim", "global_head_dim"):
+            if (width := getattr(self, name)) and width % 2:
+                raise ValueError(f"{name} is {width}, but rotary embeddings rotate pairs: give an even number")
         for name, known in (("activation", ACTIVATIONS), ("rope_pairs", PAIRINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(known)}")
@@ -172,6 +211,7 @@ class DecoderConfig:
             if not 0 <= getattr(self, name) < self.num_embeddings:
                 raise ValueError(f"{name} is {getattr(self, name)}: give an id from 0 to {self.num_embeddings - 1}")
         self._check_experts()
+        self._check_layers()
 
     def _check_experts(self) -> None:
         if not self.num_experts:
@@ -182,10 +222,25 @@ class DecoderConfig:
             )
         if self.expert_d_ff < 1:
             raise ValueError(f"expert_d_ff is {self.expert_d_ff}: give the number of hidden units of an expert")
-        if self.scan_layers and len(set(self.sparse)) > 1:
+
+    def _check_layers(self) -> None:
+        """Checks the options by which layers differ in their parameters."""
+        for name in ("global_head_dim", "global_kv_heads", "kv_layers", "shared_d_ff", "layer_input"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name} is {size}: give a number of at least 1, or leave it out")
+        if not 0 < self.rope_share <= 1:
+            raise ValueError(f"rope_share is {self.rope_share}: give a number above 0 and at most 1")
+        for name in ("local_rope_base", "query_scale") if self.global_head_dim and "local" in self.pattern else ():
+            if getattr(self, name) is None:
+                raise ValueError(f"global_head_dim is set, but {name} is not: its default depends on a single head_dim")
+        if lost := set(self.kinds[self.num_caches :]) - set(self.kinds[: self.num_caches]):
             raise ValueError(
-                f"scan_layers=True, but layers {self.dense_layers} have a dense feed-forward and others have experts: "
-                "layers that differ can't be stacked; leave it out"
+                f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
+            )
+        if self.scan_layers and not self.alike:
+            mixed = f" (layers {self.dense_layers} have no experts)" if self.dense_layers else ""
+            raise ValueError(
+                f"scan_layers=True, but this model's layers have parameters of different shapes{mixed}: leave it out"
             )
 
     @property
@@ -204,18 +259,43 @@ class DecoderConfig:
         return tuple(self.num_experts > 0 and i not in self.dense_layers for i in range(self.num_layers))
 
     @property
-    def scanned(self) -> bool:
-        """Whether the layers, and those of an encoder, run in a scan over stacked parameters.
+    def alike(self) -> bool:
+        """Whether all layers have parameters of equal shapes, which a scan needs."""
+        unlike = (self.global_head_dim, self.global_kv_heads, self.keys_as_values, self.kv_layers, self.layer_input)
+        return not any(unlike) and len(set(self.sparse)) < 2
 
-        All must have experts, or none.
-        """
-        depth = max(self.num_layers, self.num_encoder_layers)
-        return len(set(self.sparse)) < 2 and is_scanned(self.scan_layers, depth)
+    @property
+    def scanned(self) -> bool:
+        """Whether the layers, and those of an encoder, run in a scan over stacked parameters."""
+        return self.alike and is_scanned(self.scan_layers, max(self.num_layers, self.num_encoder_layers))
 
     @property
     def num_encoder_layers(self) -> int:
         """The number of layers of the encoder; 0 without one."""
         return 0 if self.encoder is None else self.encoder.num_layers
+
+    def layer(self, number: int) -> LayerSizes:
+        """Returns the sizes of a layer."""
+        local, shares = self.pattern[number % len(self.pattern)] == "local", number >= (self.kv_layers or math.inf)
+        return LayerSizes(
+            head_dim=self.head_dim if local else self.global_head_dim or self.head_dim,
+            kv_heads=self.num_kv_heads if local else self.global_kv_heads or self.num_kv_heads,
+            d_ff=(self.shared_d_ff if shares else None) or self.d_ff,
+            projections=("query", "key", "value")[: 1 if shares else 2 if self.keys_as_values and not local else 3],
+        )
+
+    @property
+    def num_caches(self) -> int:
+        """The number of layers that have keys and values, and therefore a cache."""
+        return min(self.num_layers, self.kv_layers or self.num_layers)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """For each layer, the number of the layer whose keys and values it attends to."""
+        last: dict[str, int] = {}
+        for number, kind in enumerate(self.kinds[: self.num_caches]):
+            last[kind] = number
+        return (*range(self.num_caches), *(last[kind] for kind in self.kinds[self.num_caches :]))
 
     @property
     def period(self) -> int:
@@ -224,13 +304,13 @@ class DecoderConfig:
 
     @property
     def places(self) -> tuple[int | None, ...]:
-        """The windows of the layers that have separate caches: in a scan those of one group, otherwise all layers."""
-        return self.windows[: self.period] if self.scanned else self.windows
+        """The windows of the layers that have separate caches: in a scan those of one group, else all with a cache."""
+        return self.windows[: self.period if self.scanned else self.num_caches]
 
     @property
     def rotations(self) -> tuple[str, ...]:
         """For each of `places`, the kind of layer whose rotary frequencies its layers have (`frequencies`)."""
-        kinds = self.kinds[: self.period] if self.scanned else self.kinds
+        kinds = self.kinds[: self.period if self.scanned else self.num_caches]
         return tuple("global" if kind == "local" and self.local_rope_base is None else kind for kind in kinds)
 
     @property
@@ -246,16 +326,20 @@ class DecoderConfig:
     def frequencies(self, rotation: str = "global") -> np.ndarray:
         """Returns each coordinate pair's rotary frequency, in radians per position, float32 `[head_dim / 2]`.
 
-        They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated".
+        They are zero, which rotates nothing, if `rotation` (one of `rotations`) is "unrotated". `head_dim` is that of
+        the layers with this rotation.
         """
         # All steps are in float32, as in the published code, because double precision would give other frequencies.
-        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
+        head_dim = self.head_dim if rotation == "local" else self.global_head_dim or self.head_dim
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         if rotation == "unrotated":
             return np.zeros_like(exponents)
         # Local layers never see far, so scaling for longer sequences leaves them out.
         if rotation == "local":
             return 1.0 / np.float32(self.local_rope_base) ** exponents
         frequencies = 1.0 / np.float32(self.rope_base) ** exponents / np.float32(self.rope_factor)
+        # A frequency of zero leaves a pair of coordinates as it is.
+        frequencies[int(self.rope_share * head_dim) // 2 :] = 0.0
         return (self.rope_scaling(frequencies) if self.rope_scaling else frequencies).astype(np.float32)
 
 
@@ -265,6 +349,10 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
+    if c.layer_input:
+        width = c.num_layers * c.layer_input
+        shapes |= {"layer_inputs/embedder/embedding": (c.num_embeddings, width)}
+        shapes |= {"layer_inputs/projection/kernel": (c.d_model, width), "layer_inputs/norm/scale": (c.layer_input,)}
     if c.encoder is not None:
         shapes["encoder/token_embedder/embedding"] = (c.encoder.num_embeddings, c.encoder.d_model)
         shapes |= _stack_shapes(c.encoder, "encoder")
@@ -274,37 +362,49 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def _stack_shapes(c: DecoderConfig, stack: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {f"{stack}/{stack}_norm/scale": (c.d_model,)}
-    layers = {sparse: _layer_shapes(c, sparse) for sparse in set(c.sparse)}
-    for i, sparse in enumerate(c.sparse):
-        shapes |= {f"{stack}/layers_{i}/{name}": shape for name, shape in layers[sparse].items()}
+    for i in range(c.num_layers):
+        shapes |= {f"{stack}/layers_{i}/{name}": shape for name, shape in _layer_shapes(c, i).items()}
     return shapes
 
 
-def _layer_shapes(c: DecoderConfig, sparse: bool) -> dict[str, tuple[int, ...]]:
-    parts = ("self_attention", *(("cross_attention",) if c.encoder else ()), "mlp")
-    norms = (f"{time}_{part}" for time in (("pre", "post") if c.post_norms else ("pre",)) for part in parts)
+def _layer_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
+    layer, parts = c.layer(number), ("self_attention", *(("cross_attention",) if c.encoder else ()), "mlp")
+    norms = [f"{time}_{part}" for time in (("pre", "post") if c.post_norms else ("pre",)) for part in parts]
+    norms += ["post_layer_input"] if c.layer_input else []
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
-    shapes |= _attention_shapes(c, "self_attention", c.d_model)
+    shapes |= _attention_shapes(c, layer, "self_attention", c.d_model)
     if c.encoder is not None:
-        shapes |= _attention_shapes(c, "encoder_decoder_attention", c.encoder.d_model)
-    part, experts, units = ("mlp/experts", (c.num_experts,), c.expert_d_ff) if sparse else ("mlp", (), c.d_ff)
-    if sparse:
-        shapes["mlp/router/weight"] = (c.d_model, c.num_experts)
-    shapes |= {f"{part}/{name}/kernel": (*experts, c.d_model, units) for name in ("wi_0", "wi_1")}
-    return shapes | {f"{part}/wo/kernel": (*experts, units, c.d_model)}
+        shapes |= _attention_shapes(c, layer, "encoder_decoder_attention", c.encoder.d_model)
+    if c.layer_input:
+        shapes |= {"layer_input_gate/kernel": (c.d_model, c.layer_input)}
+        shapes |= {"layer_input_out/kernel": (c.layer_input, c.d_model)}
+    if c.output_scale:
+        shapes["output/scale"] = (1,)
+    return shapes | _feed_forward_shapes(c, number)
 
 
-def _attention_shapes(c: DecoderConfig, part: str, source: int) -> dict[str, tuple[int, ...]]:
+def _feed_forward_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
+    if not c.sparse[number]:
+        units = c.layer(number).d_ff
+        inward: dict[str, tuple[int, ...]] = {f"mlp/{name}/kernel": (c.d_model, units) for name in ("wi_0", "wi_1")}
+        return inward | {"mlp/wo/kernel": (units, c.d_model)}
+    shapes: dict[str, tuple[int, ...]] = {"mlp/router/weight": (c.d_model, c.num_experts)}
+    inward_of_each = (c.num_experts, c.d_model, c.expert_d_ff)
+    shapes |= {f"mlp/experts/{name}/kernel": inward_of_each for name in ("wi_0", "wi_1")}
+    return shapes | {"mlp/experts/wo/kernel": (c.num_experts, c.expert_d_ff, c.d_model)}
+
+
+def _attention_shapes(c: DecoderConfig, layer: LayerSizes, part: str, source: int) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an attention's parameters; keys and values are made from states of width `source`."""
     shapes: dict[str, tuple[int, ...]] = {}
-    widths = (("query", c.num_heads, c.d_model), ("key", c.num_kv_heads, source), ("value", c.num_kv_heads, source))
-    for name, heads, width in widths:
-        shapes[f"{part}/{name}/kernel"] = (width, heads * c.head_dim)
+    for name in layer.projections:
+        heads, width = (c.num_heads, c.d_model) if name == "query" else (layer.kv_heads, source)
+        shapes[f"{part}/{name}/kernel"] = (width, heads * layer.head_dim)
         if c.qkv_bias:
-            shapes[f"{part}/{name}/bias"] = (heads * c.head_dim,)
+            shapes[f"{part}/{name}/bias"] = (heads * layer.head_dim,)
     if c.qk_norm:
-        shapes |= {f"{part}/{name}_norm/scale": (c.head_dim,) for name in ("query", "key")}
-    return shapes | {f"{part}/out/kernel": (c.num_heads * c.head_dim, c.d_model)}
+        shapes |= {f"{part}/{name}_norm/scale": (layer.head_dim,) for name in layer.projections[:2]}
+    return shapes | {f"{part}/out/kernel": (c.num_heads * layer.head_dim, c.d_model)}
 
 
 def _gemma2(layers: int, d: int, heads: int, kv: int, head_dim: int, d_ff: int, scale: float) -> DecoderConfig:
@@ -367,6 +467,19 @@ def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **
 _GEMMA3_LARGE = {"vocab_size": 262_208, "num_embeddings": 262_208, "rope_factor": 8.0, "max_length": 131_072}
 
 
+def _gemma4(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
+    # Norms multiply by the stored scale itself. The norms of queries and keys take the place of a factor.
+    family: dict[str, Any] = {
+        "norm_offset": 0.0, "query_scale": 1.0, "output_cap": 30.0, "max_length": 262_144, "rope_share": 0.25,
+        "value_norm": True, "global_head_dim": 512, "output_scale": True,
+    }  # fmt: skip
+    return _gemma3(layers, d, heads, kv, d_ff, window, **family | options)
+
+
+# The small sizes: each layer reads an embedding of its own, and the last layers share keys and values.
+_GEMMA4_SMALL = {"layer_input": 256, "max_length": 131_072}
+
+
 def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> DecoderConfig:
     # A head has 128 coordinates at every size, so all heads together may be wider than the model.
     plain = _llama(layers, d, heads, 8, d_ff, 151_936)
@@ -399,6 +512,22 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma3_4b": _gemma3(34, 2560, 8, 4, 10240, 1024, **_GEMMA3_LARGE),
     "gemma3_12b": _gemma3(48, 3840, 16, 8, 15360, 1024, **_GEMMA3_LARGE),
     "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 1024, **_GEMMA3_LARGE, head_dim=128, query_scale=168**-0.5),
+    # The config.json files of google/gemma-4-E2B, -E4B, -12B and -31B, as tests of public readers quote them.
+    "gemma4_e2b": _gemma4(
+        35,
+        1536,
+        8,
+        1,
+        6144,
+        512,
+        **_GEMMA4_SMALL,
+        pattern=("local",) * 4 + ("global",),
+        kv_layers=15,
+        shared_d_ff=12288,
+    ),
+    "gemma4_e4b": _gemma4(42, 2560, 8, 2, 10240, 512, **_GEMMA4_SMALL, kv_layers=24),
+    "gemma4_12b": _gemma4(48, 3840, 16, 8, 15360, 1024, global_kv_heads=1, keys_as_values=True),
+    "gemma4_31b": _gemma4(60, 5376, 32, 16, 21504, 1024, global_kv_heads=4, keys_as_values=True),
     "llama2_7b": _llama(32, 4096, 32, 32, 11008, 32_000),
     "llama2_13b": _llama(40, 5120, 40, 40, 13824, 32_000),
     "llama2_70b": _llama(80, 8192, 64, 8, 28672, 32_000),
@@ -446,7 +575,7 @@ def tiny(name: str, *, vocab_size: int = 97, window: int = 6) -> DecoderConfig:
 
     If several of the preset's query heads share a key-value head, two do so in the result. Sizes, scales, the window
     and the original length of rotary scaling change; all other options stay as in the preset. There are two layers, or
-    as many as the pattern needs.
+    as many as the pattern needs, and as many again without keys and values if the preset has such layers.
     """
     return _tiny(PRESETS[name], vocab_size, window)
 
@@ -457,12 +586,15 @@ def _tiny(preset: DecoderConfig, vocab_size: int, window: int) -> DecoderConfig:
     scaling = preset.rope_scaling and dataclasses.replace(preset.rope_scaling, original_length=16)
     return dataclasses.replace(
         preset, vocab_size=vocab_size, num_embeddings=vocab_size, d_model=32,
-        num_layers=max(2, len(preset.pattern)), num_heads=4,
+        num_layers=max(2, len(preset.pattern) * (2 if preset.kv_layers else 1)), num_heads=4,
         num_kv_heads=2 if grouped else 4, head_dim=8, d_ff=48, rope_scaling=scaling, max_length=512,
         num_experts=min(8, preset.num_experts), experts_per_token=min(3, preset.experts_per_token),
         expert_d_ff=min(16, preset.expert_d_ff),
         window=window if preset.window else None,
         embedding_scale=math.sqrt(32) if preset.embedding_scale != 1 else 1.0,
-        query_scale=None if preset.query_scale is None else 12**-0.5,
+        query_scale=preset.query_scale if preset.query_scale in (None, 1.0) else 12**-0.5,
+        global_head_dim=preset.global_head_dim and 16, global_kv_heads=preset.global_kv_heads and 1,
+        kv_layers=preset.kv_layers and len(preset.pattern), shared_d_ff=preset.shared_d_ff and 96,
+        layer_input=preset.layer_input and 6,
         encoder=preset.encoder and _tiny(preset.encoder, vocab_size, window),
     )  # fmt: skip

@@ -104,9 +104,14 @@ class RMSNorm(nn.Module):
     @nn.nowrap
     def normalized(self, x: Array, scale: Array) -> Array:
         """Normalises the last axis of `x` with this scale; uses no parameter, so it may run on each device's part."""
-        scale, x32 = scale.astype(jnp.float32), x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + self.epsilon)
-        return (x32 * inverse * (self.offset + scale if self.offset else scale)).astype(self.dtype)
+        scale = scale.astype(jnp.float32)
+        return (normalized(x, self.epsilon) * (self.offset + scale if self.offset else scale)).astype(self.dtype)
+
+
+def normalized(x: Array, epsilon: float) -> Array:
+    """Divides `x` by its root mean square over the last axis; returns float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), -1, keepdims=True) + epsilon)
 
 
 def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> Array:

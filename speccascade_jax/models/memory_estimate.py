@@ -44,9 +44,9 @@ class Needs(NamedTuple):
         laws_bytes: bytes of a block's draft and target distributions q̃ and p̃ (`2 · B · (G + 1) · V` float32), which
             every exact verification reads.
         call_bytes: lower bound of the bytes that one call of `extend` reads: the cache and the parameters, each once.
-            Parameters that only prefill reads (such as an encoder) do not count. An untied embedding does not count
-            either, because a call reads few of its rows. Of experts, those count that the call's tokens choose if they
-            choose evenly and independently; tokens that agree choose fewer.
+            Parameters that only prefill reads (such as an encoder) do not count. Embeddings that are not output
+            matrices do not count either, because a call reads few of their rows. Of experts, those count that the
+            call's tokens choose if they choose evenly and independently; tokens that agree choose fewer.
     """
 
     parameters: int
@@ -141,12 +141,13 @@ def _cached(cache: Any, mesh: tuple[int, int]) -> int:
 def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
     """Returns the parameters that every call of `extend` reads in full.
 
-    The result has no parameters that only prefill reads, and no untied embedding.
+    The result has no parameters that only prefill reads, and no embeddings that are only used for lookups.
     """
     leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
     # A tied embedding is also the output matrix, which every call reads as a whole.
     if not model.config.tied:
         leaves.pop("token_embedder/embedding", None)  # a head may use its target's
+    leaves.pop("layer_inputs/embedder/embedding", None)
     return leaves
 
 

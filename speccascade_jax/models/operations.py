@@ -53,7 +53,7 @@ class TokenCosts(NamedTuple):
     """Operations of a model's matrix products; one with a matrix `[m, n]` costs `2 m n` per token.
 
     Attributes:
-        layer: of a decoder layer, per token that it reads; the mean of all layers, if some have experts.
+        layer: of a decoder layer, per token that it reads.
         attention: of one attention of one layer, per pair of a query and a key: scores and weighted sum.
         logits: of the output layer, per token.
         encoder_layer: of an encoder layer, per token.
@@ -61,7 +61,7 @@ class TokenCosts(NamedTuple):
         queries: of a T5Gemma's decoder layer's queries and outputs of cross-attention, per token that it reads.
     """
 
-    layer: float
+    layer: int
     attention: int
     logits: int
     encoder_layer: int = 0
@@ -69,34 +69,39 @@ class TokenCosts(NamedTuple):
     queries: int = 0
 
 
-def token_costs(c: T5Config | DecoderConfig) -> TokenCosts:
-    """Returns the operations of a model's parts."""
-    width = c.num_heads * c.head_dim
-    attention, logits = 4 * width, 2 * c.d_model * c.num_embeddings
+def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
+    """Returns the operations of a model's parts; `number` is that of a layer of a decoder-only model."""
+    logits = 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
-        projections = 2 * c.d_model * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
+        sizes = c.layer(number)
+        # queries and output, keys and values; projection, gate and output of the layer's own input
+        heads = 2 * c.num_heads + (len(sizes.projections) - 1) * sizes.kv_heads
+        columns = sizes.head_dim * heads + 3 * (c.layer_input or 0)
+        width = c.num_heads * sizes.head_dim
         cross = 0 if c.encoder is None else 4 * c.encoder.d_model * c.num_kv_heads * c.head_dim
-        layer, queries = projections + _feed_forward(c), 4 * c.d_model * width if c.encoder else 0
-        return TokenCosts(layer, attention, logits, cross=cross, queries=queries)
+        layer, queries = 2 * c.d_model * columns + _feed_forward(c, number), 4 * c.d_model * width if c.encoder else 0
+        return TokenCosts(layer, 4 * width, logits, cross=cross, queries=queries)
+    width = c.num_heads * c.head_dim
+    attention = 4 * width
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
     # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
     layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
     return TokenCosts(layer, attention, logits, encoder_layer, 2 * projection)
 
 
-def _feed_forward(c: DecoderConfig) -> float:
-    """Returns the operations of a feed-forward, per token; the mean of all layers, if some have experts."""
-    # gate, up and down; a layer with experts has a router, and a token uses only the experts that it chooses
-    dense, sparse = 6 * c.d_model * c.d_ff, 2 * c.d_model * (c.num_experts + 3 * c.expert_d_ff * c.experts_per_token)
-    if len(set(c.sparse)) < 2:
-        return sparse if any(c.sparse) else dense
-    return sum(sparse if layer else dense for layer in c.sparse) / c.num_layers
+def _feed_forward(c: DecoderConfig, number: int) -> int:
+    """Returns the operations of a layer's feed-forward, per token."""
+    if not c.sparse[number]:
+        return 6 * c.d_model * c.layer(number).d_ff  # gate, up and down
+    # A layer with experts has a router, and a token uses only the experts that it chooses.
+    return 2 * c.d_model * (c.num_experts + 3 * c.expert_d_ff * c.experts_per_token)
 
 
 def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:
-    costs = token_costs(c)
-    total: np.ndarray = c.num_layers * costs.layer * (prompt - 1 + fed) + costs.logits * fed
-    for window in c.windows:
+    total: np.ndarray = token_costs(c).logits * fed
+    for number, window in enumerate(c.windows):
+        costs = token_costs(c, number)
+        total = total + costs.layer * (prompt - 1 + fed)
         before, after = _keys(prompt - 1, window), _keys(prompt + output, window)
         total = total + costs.attention * (before + fed * (after - before) / (output + 1))
     return total

@@ -146,9 +146,9 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
         config: the model's configuration; only `tied` and `dtype` matter.
         weights: dtype to store matrices in, from `products.KINDS`; `None` keeps their dtype.
     """
-    # An untied embedding is only used for lookups, so it stays plain. Norms and biases are vectors and stay plain too.
+    # Other embeddings are only used for lookups, so they stay plain. Norms and biases are vectors and stay plain too.
     last = name.rsplit("/", 1)[-1]
-    if isinstance(leaf, Packed) or not (last == "kernel" or (last == "embedding" and config.tied)):
+    if isinstance(leaf, Packed) or not (last == "kernel" or (name == "token_embedder/embedding" and config.tied)):
         return leaf
     kind = weights or leaf.dtype.name
     if leaf.ndim == 3 and kind == "int8":

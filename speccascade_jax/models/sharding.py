@@ -39,7 +39,8 @@ COLUMNS = P(DATA, None, MODEL)
 BIAS = P(DATA, MODEL)
 
 LOGICAL_AXES = (
-    (r"(encoder/)?token_embedder/embedding", ("vocab", "embed")),
+    (r"((encoder/)?token_embedder|layer_inputs/embedder)/embedding", ("vocab", "embed")),
+    (r".*/(projection|layer_input_gate|layer_input_out)/kernel", ("embed", "embed")),
     (r".*/(query|key|value|qkv)/kernel", ("embed", "joined_kv")),
     (r".*/(query|key|value|qkv)/bias", ("joined_kv",)),
     (r".*/out/kernel", ("joined_kv", "embed")),
@@ -59,7 +60,10 @@ RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embe
 RULES |= {"experts": None}
 """The mesh axis that splits each named axis of a parameter (`None`: it is not split); T5X's standard rules."""
 
-SPREAD = ("num_heads", "num_kv_heads", "d_ff", "expert_d_ff", "num_embeddings", "draft_vocab_size")
+SPREAD = (
+    "num_heads", "num_kv_heads", "global_kv_heads", "d_ff", "shared_d_ff", "expert_d_ff", "num_embeddings",
+    "draft_vocab_size",
+)  # fmt: skip
 """Sizes of a configuration that the length of the mesh's `model` axis must divide."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
@@ -236,7 +240,9 @@ def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None
     if path.startswith("encoder/"):
         config = getattr(config, "encoder", config)
     if re.fullmatch(r".*/qkv/(kernel|bias)", path):
-        width = getattr(config, "num_kv_heads", config.num_heads) * config.head_dim
+        number = re.search(r"/layers_(\d+)/", path)
+        sizes = config.layer(int(number[1]) if number else 0) if hasattr(config, "layer") else config
+        width = getattr(sizes, "kv_heads", config.num_heads) * sizes.head_dim
         return columns - 2 * width, width, width
     return (columns // 2,) * 2 if re.fullmatch(r".*/wi_01/(kernel|bias)", path) else None
 
@@ -253,8 +259,8 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
         ValueError: the `model` axis does not divide one of these sizes; the message names the size and `owner`.
     """
     parts = shape[1]
-    # Not every family has all of these sizes: a T5 has no `num_kv_heads`.
-    sizes = {name: getattr(config, name) for name in SPREAD if hasattr(config, name)}
+    # Not every model has all of these sizes: a T5 has no `num_kv_heads`.
+    sizes = {name: size for name in SPREAD if (size := getattr(config, name, None))}
     for name, size in sizes.items():
         if size % parts:
             raise ValueError(

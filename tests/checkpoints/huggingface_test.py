@@ -188,6 +188,29 @@ def test_layers_that_rotate_otherwise_or_not_at_all_are_read(written):
     assert unscaled.rope_factor == 1 and "rope_factor" not in repr(unscaled) and "rope_factor=8.0" in repr(config)
 
 
+def test_gemma_4_is_read_as_published_and_as_release_5_writes_it(written):
+    by_layer = dict.fromkeys("13", {"head_dim": 16, "num_key_value_heads": 1})
+    absent = ["global_head_dim", "num_global_key_value_heads"]
+    for config in (read("gemma4", {}), read("gemma4", {"per_layer_config": by_layer}, absent)):
+        assert config == hf.KINDS["gemma4"]
+    # A count of global heads only matters where values are keys, and the last layer is global whatever the file says.
+    assert read("gemma4", {"attention_k_eq_v": False}).global_kv_heads is None
+    assert (
+        read("gemma4", {"layer_types": ["sliding_attention", "full_attention"] + ["sliding_attention"] * 2}).kinds[3]
+        == "global"
+    )
+    # Published files also hold keys and values of layers that share those of others.
+    unused = {
+        f"model.layers.{i}.self_attn.{k}.weight": np.zeros(3, np.float32) for i in (2, 3) for k in ("k_proj", "v_norm")
+    }
+    model, params = load(written("gemma4", arrays=unused))
+    assert (model.config, same(params, hf.random_parameters("gemma4"))) == (hf.KINDS["gemma4"], True)
+    with pytest.raises(
+        CheckpointError, match=r"the configuration has no place for 1 array \(model.layers.1.self_attn.v_pro"
+    ):
+        load(written("gemma4", arrays={"model.layers.1.self_attn.v_proj.weight": np.zeros(3, np.float32)}))
+
+
 @pytest.mark.parametrize("root", ["language_model.model.", "model.language_model.", "language_model."])
 def test_the_text_model_inside_a_model_of_images_is_read(written, root):
     """Reads the names of both releases of transformers, and the few entries of a published file."""
@@ -337,7 +360,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "change", "said"), [
-    ("llama2", {"model_type": "gemma4"}, r"model_type 'gemma4' is an unknown .*; known: t5, mt5, umt5, llama, mistral"),
+    ("llama2", {"model_type": "gemma5"}, r"model_type 'gemma5' is an unknown .*; known: t5, mt5, umt5, llama, mistral"),
     ("llama2", {"hidden_act": "gelu"}, r"hidden_act is 'gelu', but only 'silu' or 'swish' is supported"),
     ("llama2", {"attention_bias": True}, r"attention_bias is True, but only False"),
     ("llama2", {"mlp_bias": True}, r"mlp_bias is True, but only False"),
@@ -376,6 +399,14 @@ def test_t5_vocabulary_is_padded(tmp_path):
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         "rope_parameters.sliding_attention is scaled",
     ),
+    ("gemma4", {"enable_moe_block": True}, "enable_moe_block is True, but only False"),
+    ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', but only None or "),
+    ("gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4: give a number from 0 to 3"),
+    ("gemma4", {"num_kv_shared_layers": 3}, "kv_layers is 1, but no layer before it is 'global'"),
+    ("gemma4", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input is 90, but only 97"),
+    ("gemma4", {"per_layer_config": {"1": {"head_dim": 16}}}, "per_layer_config is .*: give equal sizes for the laye"),
+    ("gemma4", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config is .*: give equal sizes for the layer"),
+    ("gemma4", {"per_layer_config": dict.fromkeys("13", {"d": 4})}, "per_layer_config has d, but only head_dim, num_"),
     ("gemma3_images", {"text_config": None}, "text_config is None: give the entries of a gemma3_text"),
     ("gemma3_images", {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma3_"),
     ("gemma3_images", {"text_config": {"attention_bias": True}}, "text_config.attention_bias is True, but only False"),

@@ -30,18 +30,20 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
     # norms of queries and keys, two bases, and a layer without rotary positions
     "mixed": dataclasses.replace(tiny("gemma3_4b"), num_layers=3, pattern=("local", "unrotated", "global")),
     "experts": dataclasses.replace(tiny("qwen3_30b_a3b"), dense_layers=(0,)),
+    # scores as small as those of trained norms of queries, because sharp ones amplify rounding
+    "shared": dataclasses.replace(tiny_decoders.SHARED, query_scale=12**-0.5),
 }
+NAMED = (*KINDS, "gemma2_27b", "qwen3_30b_a3b")
 
 
-@pytest.mark.parametrize("name", [*KINDS, "gemma2_27b", "qwen3_30b_a3b"])
-def test_parameters_have_the_documented_names_and_shapes(name):
-    config = tiny(name)
+@pytest.mark.parametrize("config", [*map(tiny, NAMED), tiny_decoders.SHARED])
+def test_parameters_have_the_documented_names_and_shapes(config):
     model, leaves = DecoderLM(config), jax.tree_util.tree_leaves_with_path(abstract(DecoderLM(config)))
     assert isinstance(model, LanguageModel) and hash(model) == hash(DecoderLM(dataclasses.replace(config)))
     assert {"/".join(k.key for k in path): leaf.shape for path, leaf in leaves} == parameter_shapes(config)
 
 
-# From the published config.json files and model cards: Gemma 1 to 3 (Google), Llama 2 and 3.1 (Meta), Mistral 0.1 and
+# From the published config.json files and model cards: Gemma 1 to 4 (Google), Llama 2 to 3.2 (Meta), Mistral 0.1 and
 # 0.3, Mixtral 0.1 (Mistral AI), Qwen 2.5 and 3 (Alibaba), SmolLM3 (Hugging Face).
 COMMON: dict[str, object] = {
     "rope_base": 10_000, "norm_epsilon": 1e-5, "max_length": 4096, "tied": False, "qkv_bias": False,
@@ -59,6 +61,11 @@ PUBLISHED = {
     "gemma3": GEMMA | {
         "window": 1024, "pattern": ("local",) * 5 + ("global",), "post_norms": True, "qk_norm": True,
         "rope_base": 1_000_000, "local_rope_base": 10_000, "rope_factor": 8, "max_length": 131_072,
+    },
+    "gemma4": GEMMA | {
+        "window": 1024, "pattern": ("local",) * 5 + ("global",), "post_norms": True, "qk_norm": True, "norm_offset": 0,
+        "rope_base": 1_000_000, "local_rope_base": 10_000, "rope_share": 0.25, "max_length": 262_144, "output_cap": 30,
+        "value_norm": True, "output_scale": True, "global_head_dim": 512, "scanned": False,
     },
     "mistral0.1": COMMON | {"max_length": 32_768, "window": 4096, "pattern": ("local",)},
     "mistral0.3": COMMON | {"max_length": 32_768, "rope_base": 1_000_000},
@@ -93,6 +100,17 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
         }
         for size, units in (("30b_a3b", 768), ("235b_a22b", 1536))
     },
+    "gemma4_e2b": {
+        "window": 512,
+        "pattern": ("local",) * 4 + ("global",),
+        "max_length": 131_072,
+        "num_caches": 15,
+        "shared_d_ff": 12288,
+        "layer_input": 256,
+    },
+    "gemma4_e4b": {"window": 512, "max_length": 131_072, "num_caches": 24, "shared_d_ff": None, "layer_input": 256},
+    "gemma4_12b": {"global_kv_heads": 1, "keys_as_values": True, "num_caches": 48, "layer_input": None},
+    "gemma4_31b": {"global_kv_heads": 4, "keys_as_values": True, "num_caches": 60, "layer_input": None},
     **{f"qwen3_{size}": {"tied": True} for size in ("0.6b", "1.7b", "4b")},
 }
 SIZES = {
@@ -103,6 +121,10 @@ SIZES = {
     "gemma3_4b": (3_880_263_168, 8, 4, 256, 10240, 0.0625, 50.5964425627),
     "gemma3_12b": (11_766_034_176, 16, 8, 256, 15360, 0.0625, 61.9677335393),
     "gemma3_27b": (27_009_346_304, 32, 16, 128, 21504, 0.0771516749810, 73.3212111193),
+    "gemma4_e2b": (4_628_569_379, 8, 1, 256, 6144, 1.0, 39.1918358845),
+    "gemma4_e4b": (7_463_013_418, 8, 2, 256, 10240, 1.0, 50.5964425627),
+    "gemma4_12b": (11_907_350_320, 16, 8, 256, 15360, 1.0, 61.9677335393),
+    "gemma4_31b": (30_697_345_340, 32, 16, 256, 21504, 1.0, 73.3212111193),
     "mistral0.1_7b": (7_241_732_096, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "mistral0.3_7b": (7_248_023_552, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "qwen3_0.6b": (596_049_920, 16, 8, 128, 3072, 0.0883883476, 1.0),
@@ -155,6 +177,35 @@ def test_a_layers_kind_decides_its_frequencies():
     assert local is everywhere
 
 
+def test_a_share_of_the_coordinates_rotates_with_the_frequencies_of_a_whole_head():
+    config = dataclasses.replace(tiny_decoders.SHARED, rope_share=0.25)
+    np.testing.assert_allclose(config.frequencies("global"), [1, 1_000_000 ** (-1 / 8), *[0] * 6], rtol=1e-6)
+    np.testing.assert_allclose(config.frequencies("local"), 10_000 ** -(np.arange(4) / 4), rtol=1e-6)
+
+
+def test_layers_without_keys_and_values_attend_to_the_last_ones_of_their_kind():
+    config = dataclasses.replace(tiny_decoders.SHARED, num_layers=9, pattern=("local", "local", "global"), kv_layers=5)
+    assert config.sources == (0, 1, 2, 3, 4, 2, 4, 4, 2)
+    assert [config.layer(i).projections for i in (1, 2, 5)] == [("query", "key", "value"), ("query", "key"), ("query",)]
+    # An early exit has the first layers, with or without some that share.
+    assert dataclasses.replace(config, num_layers=6).sources == (0, 1, 2, 3, 4, 2)
+    assert dataclasses.replace(config, num_layers=2).num_caches == 2
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"kv_layers": 1}, "kv_layers is 1, but no layer before it is 'global': give a larger number"),
+    ({"scan_layers": True}, "scan_layers is True, but this model's layers have parameters of different shapes"),
+    ({"global_kv_heads": 3}, "num_heads 4 is not a multiple of global_kv_heads 3"),
+    ({"global_head_dim": 7}, "global_head_dim is 7, but rotary embeddings rotate pairs"),
+    ({"layer_input": 0}, "layer_input is 0: give a number of at least 1, or leave it out"),
+    ({"rope_share": 1.5}, "rope_share is 1.5: give a number above 0 and at most 1"),
+    ({"local_rope_base": None}, "global_head_dim is set, but local_rope_base is not"),
+])  # fmt: skip
+def test_contradictions_between_layers_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(tiny_decoders.SHARED, **change)
+
+
 def test_heads_are_normalised_before_they_rotate():
     """Recomputes one head's query and key with NumPy; the scales differ by coordinate, and Gemma's offset is added."""
     config = dataclasses.replace(tiny("gemma3_4b"), num_layers=1)
@@ -179,9 +230,10 @@ def test_options_of_newer_families_change_no_older_text():
     assert repr(PRESETS["qwen3_30b_a3b"]).endswith("experts_per_token=8, expert_d_ff=768, norm_expert_weights=True)")
     assert "qk_norm" not in repr(PRESETS["llama2_7b"]) and "rope" in repr(PRESETS["llama2_7b"])
     assert repr(PRESETS["qwen3_8b"]).endswith("max_length=40960, dtype='float32', qk_norm=True)")
+    assert "share" not in repr(PRESETS["gemma3_4b"]) and "kv_layers=24" in repr(PRESETS["gemma4_e4b"])
 
 
-QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local", "mixed")
+QUICK = ("gemma2_2b", "llama3.1_8b", "every layer local", "mixed", "shared")
 CACHED = [pytest.param(name, 5, marks=() if name in QUICK else pytest.mark.laws) for name in CONFIGS]
 CACHED += [pytest.param("gemma2_2b", None, marks=pytest.mark.laws)]
 
@@ -198,7 +250,7 @@ def test_cached_logits_equal_teacher_forced_logits(name, back):
     start = np.array([19, 12, 5, 0])
     prompt = Prompt(jnp.asarray(tokens[:, :20]), jnp.asarray(start + 1))
     cache = prefill(bound.model, bound.params, prompt, 48, back)
-    rings = config.windows if back else [None] * config.num_layers
+    rings = config.places if back else [None] * config.num_caches
     assert [v.shape[1] for v in cache.values] == [48 if window is None else window + back + 1 for window in rings]
     for length, kept in ((1, 1), (6, 6), (6, 1), (4, 4), (6, 2), (1, 1), (6, 6)):
         block = np.stack([row[offset : offset + length] for row, offset in zip(tokens, start, strict=True)])

@@ -27,7 +27,10 @@ from tests.support import tiny_decoders
 SMALL = T5Config(29, 32, 16, 4, 8, 24, 1, 2, tied=False)
 MODELS = {
     "t5": T5(SMALL),
-    **{name: DecoderLM(tiny(name)) for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b")},
+    **{
+        name: DecoderLM(tiny(name))
+        for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b", "gemma4_e2b")
+    },
 }
 
 
@@ -40,7 +43,9 @@ def test_every_parameter_matches_a_row_of_the_table(name):
     split = {path.rsplit("/", 2)[-2] for path, place in places.items() if "model" in place}
     assert {"query", "key", "value", "out", "wi_0", "wi_1", "wo"} <= split
     whole = {path.rsplit("/", 1)[-1] for path, place in places.items() if "model" not in place}
-    assert whole == {"scale"} | ({"weight"} if name == "qwen3_30b_a3b" else set())
+    # Gemma 4's kernels of the layers' own inputs are small, and a router is.
+    more = {"gemma4_e2b": {"kernel"}, "qwen3_30b_a3b": {"weight"}}
+    assert whole == {"scale"} | more.get(name, set())
 
 
 def test_fused_kernels_are_split_so_that_the_next_product_needs_no_exchange():
@@ -116,6 +121,14 @@ def test_memory_of_a_windowed_cache_is_the_sum_of_its_rings():
     assert memory.parameter_bytes == 2 * memory.parameters
     # Tied: a call reads the whole embedding for the logits.
     assert memory.call_bytes == memory.parameter_bytes + memory.cache_bytes
+
+
+def test_layers_without_keys_and_values_have_no_cache_and_layers_read_rows_of_their_embeddings():
+    memory = needs(DecoderLM(tiny_decoders.SHARED), batch=3, length=50, block_size=5)
+    # Two of four layers: two heads of size 8 in a ring of window + γ + 2 positions, and one of size 16; int32 lengths.
+    assert memory.cache_bytes == 4 * 3 * 2 * (2 * 8 * 13 + 16 * 50) + 3 * 4
+    embeddings = 4 * 97 * 4 * 6  # of 6 numbers for each layer and token
+    assert memory.call_bytes == memory.parameter_bytes - embeddings + memory.cache_bytes
 
 
 def test_a_call_of_an_untied_decoder_reads_only_rows_of_its_embedding():

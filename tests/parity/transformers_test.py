@@ -51,6 +51,17 @@ VISION = {
     "model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
 }  # fmt: skip
+GEMMA4 = {
+    # five local layers and a global one, whose heads are wider, and whose values are its keys
+    "num_hidden_layers": 6, "sliding_window": 8, "global_head_dim": 16, "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+GEMMA4_SMALL = GEMMA4 | {
+    # the last three layers have no keys and values, and each layer reads an embedding of its own
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 99,
+    "hidden_size_per_layer_input": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+VISION4 = {"model_type": "gemma4_vision", "patch_size": 4, "position_embedding_size": 8, "num_key_value_heads": 2}
 NEWER = {
     "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
     "gemma3": ("Gemma3", GEMMA3),
@@ -60,6 +71,10 @@ NEWER = {
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     "gemma1": ("Gemma", {}),
     "mistral": ("Mistral", {"sliding_window": 8}),
+    "gemma4": ("Gemma4", GEMMA4),
+    "gemma4, unified": ("Gemma4Unified", GEMMA4 | {"num_hidden_layers": 2}),
+    "gemma4, small": ("Gemma4", GEMMA4_SMALL),
+    "gemma4, small, images": ("Gemma4", GEMMA4_SMALL),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
 }
 """Families that `tests/parity/families_test.py` compares."""
@@ -72,19 +87,24 @@ T5S = {
 def their_decoder(kind: str, gain: float = 1.5, **more: Any):
     """Returns a random model of transformers with weights that are large enough to reveal a mistake."""
     family, options = (DECODERS | NEWER)[kind]
-    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    name = f"{family}{'Text' * family.startswith(('Gemma3', 'Gemma4'))}Config"
     config, purpose = getattr(transformers, name)(**SIZES | options | more), "CausalLM"
     if kind.endswith("images"):
         ids = {"image_token_index": 98, "boi_token_index": 97, "eoi_token_index": 96, "mm_tokens_per_image": 4}
-        config = transformers.Gemma3Config(text_config=config.to_dict(), vision_config=VISION, **ids)
+        vision = VISION if family == "Gemma3" else VISION | VISION4
+        config = getattr(transformers, f"{family}Config")(text_config=config.to_dict(), vision_config=vision, **ids)
         purpose = "ConditionalGeneration"
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}For{purpose}")(config).eval()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("norm.weight", "layernorm.weight")):
+        scalars = [(name, scalar) for name, scalar in model.named_buffers() if name.endswith("layer_scalar")]
+        for name, weight in (*model.named_parameters(), *scalars):
+            if name.endswith(("norm.weight", "layernorm.weight", "scalar")):
                 weight.add_(0.2 * torch.randn_like(weight))
+                # Gemma 4 has no factor of queries, and scales of 1 would make it sensitive to rounding.
+                if family.startswith("Gemma4"):
+                    weight.mul_(0.15 if "q_norm" in name else 0.25 if "post_" in name else 1.0)
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
                 size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else gain

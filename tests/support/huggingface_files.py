@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from speccascade_jax.checkpoints.infer import expected_shapes
 from speccascade_jax.models.decoder_config import DecoderConfig, tiny
 from speccascade_jax.models.t5 import T5Config
+from tests.support import tiny_decoders
 
 T5_11 = T5Config(
     vocab_size=24, num_embeddings=24, d_model=8, num_heads=2, head_dim=3, d_ff=10, num_encoder_layers=2,
@@ -36,6 +37,7 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     "gemma3_images": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
     # the encoder and the decoder differ in width and depth
     "t5gemma": dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=4, embedding_scale=24**0.5),
+    "gemma4": dataclasses.replace(tiny_decoders.SHARED, global_kv_heads=1),
 }
 ROOTS = {"gemma3_images": "language_model."}
 """Prefixes of a decoder's names, inside a model that also reads images."""
@@ -65,6 +67,16 @@ def entries(kind: str) -> dict:
         windows |= {"bos_token_id": 2, "pad_token_id": 0}
         stacks = {"encoder": _common(c.encoder) | windows, "decoder": _common(c) | windows}
         return {"model_type": "t5gemma", "eos_token_id": [1], **stacks}
+    if kind == "gemma4":
+        whole = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": c.rope_base}
+        return {name: value for name, value in _common(c).items() if name != "rope_theta"} | {
+            "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97,
+            "final_logit_softcapping": 30.0, "enable_moe_block": False, "use_bidirectional_attention": None,
+            "rope_parameters": {"full_attention": whole, "sliding_attention": {"rope_theta": c.local_rope_base}},
+        }  # fmt: skip
     if kind == "gemma3_images":
         return {"model_type": "gemma3", "text_config": entries("gemma3"), "vision_config": {"hidden_size": 4}}
     if kind == "gemma3":
@@ -174,15 +186,33 @@ def _decoder_names(c: DecoderConfig) -> dict[str, str]:
     if c.post_norms:
         norms = {"pre_self_attention": "input", "post_self_attention": "post_attention"}
         norms |= {"pre_mlp": "pre_feedforward", "post_mlp": "post_feedforward"}
+    parts = {"query": "q", "key": "k", "value": "v", "out": "o"}
+    if c.layer_input:
+        tensor_names |= {
+            "layer_inputs/embedder/embedding": "model.embed_tokens_per_layer.weight",
+            "layer_inputs/projection/kernel": "model.per_layer_model_projection.weight",
+            "layer_inputs/norm/scale": "model.per_layer_projection_norm.weight",
+        }
     for i in range(c.num_layers):
         ours, theirs = f"decoder/layers_{i}", f"model.layers.{i}"
+        if c.layer_input:
+            tensor_names |= {
+                f"{ours}/layer_input_gate/kernel": f"{theirs}.per_layer_input_gate.weight",
+                f"{ours}/layer_input_out/kernel": f"{theirs}.per_layer_projection.weight",
+                f"{ours}/post_layer_input_layer_norm/scale": f"{theirs}.post_per_layer_input_norm.weight",
+                f"{ours}/output/scale": f"{theirs}.layer_scalar",
+            }
+        # in the only kind with shared keys and values, layers 2 and 3 share them, and layer 1 has no values
+        absent = () if c.kv_layers is None else ((), ("value",), ("key", "value"), ("key", "value"))[i]
         for a, b in norms.items():
             tensor_names[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"
-        for a, b in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
+        for a, b in parts.items():
+            if a in absent:
+                continue
             tensor_names[f"{ours}/self_attention/{a}/kernel"] = f"{theirs}.self_attn.{b}_proj.weight"
             if c.qkv_bias and a != "out":
                 tensor_names[f"{ours}/self_attention/{a}/bias"] = f"{theirs}.self_attn.{b}_proj.bias"
-        for a, b in {"query": "q", "key": "k"}.items() if c.qk_norm else ():
+        for a, b in {"query": "q", "key": "k"}.items() - {(a, parts[a]) for a in absent} if c.qk_norm else ():
             tensor_names[f"{ours}/self_attention/{a}_norm/scale"] = f"{theirs}.self_attn.{b}_norm.weight"
         part = ".mlp" if c.qk_norm else ".block_sparse_moe"
         if c.sparse[i]:

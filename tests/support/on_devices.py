@@ -50,7 +50,7 @@ if __name__ == "__main__":
     from speccascade_jax.pairs.pair import Pair
     from speccascade_jax.runtime import compilation_cache
     from speccascade_jax.runtime import mesh as meshes
-    from tests.support import tiny_pair
+    from tests.support import tiny_decoders, tiny_pair
 
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
         """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
@@ -77,6 +77,10 @@ if __name__ == "__main__":
             more = {"draft_vocab_size": len(drafted), "target_ids": drafted, "target_width": config.d_model}
             heads = {"draft": Eagle3(Eagle3Config(**options, **more, layers=(0, 1, 2)))}
             return {"target": DecoderLM(config), "middle": DecoderLM(replace(config, num_layers=2)), **heads}
+        if kind == "shared":
+            # the target's third layer has no keys and values
+            config = replace(tiny_decoders.SHARED, vocab_size=entries - 3, num_embeddings=entries, num_heads=8)
+            config = replace(config, num_kv_heads=4, global_kv_heads=4)
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
     def with_layout(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
@@ -245,6 +249,7 @@ if __name__ == "__main__":
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
         "experts scan 2x4": lambda: fed("experts scan", (2, 4)),
+        "shared 2x4": lambda: same("shared", "greedy", (2, 4)),
         "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),
         "t5 scan 2x4 sampled": lambda: same("t5 scan", "sampled", (2, 4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -10,10 +11,14 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.core.types import BoundModel
-from speccascade_jax.models.decoder import DecoderConfig, DecoderLM, parameter_shapes
+from speccascade_jax.models.decoder import DecoderConfig, DecoderLM, parameter_shapes, tiny
 
 KINDS = ("gemma2_2b", "llama2_7b", "llama3.1_8b", "qwen2.5_7b", "gemma3_4b", "smollm3_3b")
 """Presets, one for each combination of options."""
+SHARED = dataclasses.replace(
+    tiny("gemma4_e2b"), pattern=("local", "global"), num_layers=4, kv_layers=2, keys_as_values=True, global_kv_heads=1
+)
+"""Gemma 4 with all its options: a layer of each kind with keys and values, then one of each kind without."""
 
 
 @functools.cache

@@ -217,7 +217,8 @@ def require_template(vocabulary: TextVocabulary | None) -> ChatTemplate:
             return template
     raise ValueError(
         f"no chat template in {' or '.join(map(str, folders))}: put the {JINJA} of the instruction-tuned model there "
-        "(or its tokenizer_config.json with a chat_template), or give plain prompts (no messages, Evaluation.chat = False)"
+        "(or its tokenizer_config.json with a chat_template), or give plain prompts (no messages, "
+        "Evaluation.chat = False)"
     )
 
 

@@ -60,9 +60,12 @@ def _t5_flops(c: T5Config, target: Any, source: Any) -> Any:
 
 def _decoder_flops(c: DecoderConfig, lengths: Any) -> Any:
     """Returns the operations of a decoder-only model's forward pass."""
-    costs = token_costs(c)
-    keys = sum(lengths if window is None else lengths.clip(max=window) for window in c.windows)
-    return ((c.num_layers * costs.layer + costs.logits) * lengths + costs.attention * lengths * keys).sum()
+    total = token_costs(c).logits * lengths
+    for number, window in enumerate(c.windows):
+        costs = token_costs(c, number)
+        keys = lengths if window is None else lengths.clip(max=window)
+        total = total + costs.layer * lengths + costs.attention * lengths * keys
+    return total.sum()
 
 
 def speeds(tokens: float, flops: float, seconds: float, devices: Sequence[Any]) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from speccascade_jax.preflight.chips import CHIPS
 from speccascade_jax.runtime.peaks import PEAK_FLOPS, peak_flops
 from speccascade_jax.training.finetune import watching
 from speccascade_jax.training.finetune.schedule import Schedule
+from tests.support import tiny_decoders
 
 ROWS, SOURCE, TARGET = 2, 48, 80
 T5S = {
@@ -24,6 +25,14 @@ SIZES = {"d_model": 192, "head_dim": 64, "d_ff": 320, "num_layers": 2, "num_head
 DECODERS = {
     "llama2": replace(tiny("llama2_7b", vocab_size=1000), **SIZES | {"num_kv_heads": 6}),
     "gemma2": replace(tiny("gemma2_2b", vocab_size=1000, window=TARGET), **SIZES),
+    # its second layer has no kernel of values, and its third has no keys and values
+    "gemma4": replace(
+        tiny_decoders.SHARED,
+        window=TARGET,
+        vocab_size=1000,
+        num_embeddings=1000,
+        **SIZES | {"num_layers": 3, "global_head_dim": 128, "shared_d_ff": 512, "layer_input": 64},
+    ),
 }
 
 
