@@ -146,7 +146,7 @@ class TargetHead(Protocol):
 
     @property
     def about(self) -> str:
-        """What it is, and of which target."""
+        """Describes the head in one line: what it drafts, and what it reads of its target."""
 
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
         """Returns the head for this target, which may lend it parameters; raises `ValueError` if it does not fit."""

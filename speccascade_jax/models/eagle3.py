@@ -257,7 +257,7 @@ class Eagle3(CachedModel[HeadCache]):
 
     @property
     def about(self) -> str:
-        """Which tokens it drafts, and which states of its target it reads."""
+        """Describes which tokens it drafts, and which states of its target it reads."""
         c = self.config
         layers = f"layers {', '.join(map(str, c.layers))}" if c.layers else f"{c.fused} layers"
         return (
