@@ -40,9 +40,13 @@ from speccascade_jax.runtime import interrupts, rendezvous
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, make_folder
 
-HEARTBEAT = 30
-"""Seconds without a heartbeat after which JAX considers a process dead. This module notices a broken connection at
-once."""
+HEARTBEAT = 150
+"""Seconds without a heartbeat after which JAX aborts all processes. This module notices a broken connection at once,
+and a silent one earlier."""
+SILENCE = 90.0
+"""Number of seconds after which a process that sends no bytes, because it is suspended or cut off, counts as dead."""
+BEAT = 5.0
+"""Number of seconds between two bytes by which a process shows that it goes on."""
 STATUS = 75
 """Exit status of a process that ends because another process has died ("try again" in `sysexits.h`)."""
 COMING = 300.0
@@ -54,6 +58,8 @@ NOTICED = 2.0
 _SYNC_POINTS = itertools.count()
 """Counter of the points at which all processes may end together; every process counts the same points."""
 _DONE = b"."
+_ALIVE = b"\0"
+_SILENT = b"?"
 _FAILED = b"!"
 """First byte of an error message, which ends with the connection."""
 _ENDING = threading.Lock()
@@ -413,10 +419,17 @@ def _watch(index: int, count: int, first_host: str | None) -> None:
         address = first_host or "the first process"
         raise OSError(f"the {count} processes cannot reach each other at {address}: {error}") from error
     for process, connection in _CONNECTIONS.items():
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(SILENCE)
         _LISTENERS.append(threading.Thread(target=_listen, args=(process, count, connection), daemon=True))
         _LISTENERS[-1].start()
+    threading.Thread(target=_beat, daemon=True).start()
+
+
+def _beat() -> None:
+    """Shows the other processes that this one goes on, as long as it runs."""
+    while True:
+        time.sleep(BEAT)
+        _say(_ALIVE)
 
 
 def _connect(index: int, count: int, first_host: str | None) -> None:
@@ -441,7 +454,9 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
     if words == _DONE:
         return
     _ENDING.acquire()
-    if words.startswith(_FAILED):
+    if words == _SILENT:
+        reason, status = f" or is suspended: nothing has come from it for {SILENCE:.0f} s; {_AGAIN}", STATUS
+    elif words.startswith(_FAILED):
         _say(words)  # only the first process is connected to all
         reason, status = f": {words[len(_FAILED) :].decode(errors='replace')}", 1
     else:
@@ -451,9 +466,12 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
 
 
 def _last_words(connection: socket.socket) -> bytes:
-    """Returns `_DONE` as soon as it arrives, or all that was sent before the connection closed."""
+    """Returns `_DONE` as soon as it arrives, `_SILENT` after a silence, or all that came before the end."""
     words = b""
     with contextlib.suppress(OSError):
-        while words != _DONE and (received := connection.recv(4096)):
-            words += received
+        try:
+            while words != _DONE and (received := connection.recv(4096)):
+                words += received.replace(_ALIVE, b"")
+        except TimeoutError:
+            return words or _SILENT
     return words

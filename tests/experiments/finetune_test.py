@@ -91,7 +91,6 @@ def start(tmp_path_factory):
         command.append(f"--import={folder / 'short_leases.py'}")
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
         env[compilation_cache.VARIABLE] = str(folder / "cache")
-        env.pop("XLA_FLAGS", None)
         pipes = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         if count == 1:
             return [subprocess.Popen(command, **pipes)]

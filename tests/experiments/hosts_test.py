@@ -46,7 +46,6 @@ def start(folder, output, count=1, mesh=(1, 1), *flags):
     kwargs = {"cwd": ROOT, "env": os.environ | env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if count == 1:
         return [subprocess.Popen(command, **kwargs)]
-    kwargs["env"].pop("XLA_FLAGS", None)
     with socket.create_server(("localhost", 0)) as free:
         command += [f"--coordinator_address=localhost:{free.getsockname()[1]}", f"--process_count={count}"]
     return [subprocess.Popen([*command, f"--process_index={index}"], **kwargs) for index in range(count)]

@@ -86,7 +86,7 @@ NO_MESH = "error: process 1 of 4 has ended: mesh=(1, 1) needs 1 devices\n"
 
 
 @pytest.mark.parametrize(("words", "status", "said"), [
-    ([b"."], None, ""), ([], hosts.STATUS, AGAIN), ([b"!mesh=(1, 1)", b" needs 1 devices"], 1, NO_MESH),
+    ([b"\0", b"."], None, ""), ([b"\0\0"], hosts.STATUS, AGAIN), ([b"!mesh=(1, 1)", b" needs 1 devices"], 1, NO_MESH),
 ])  # fmt: skip
 def test_a_process_ends_if_another_dies_or_fails_but_not_if_another_finishes(words, status, said, monkeypatch, capsys):
     ended = []
@@ -103,6 +103,25 @@ def test_a_process_ends_if_another_dies_or_fails_but_not_if_another_finishes(wor
     assert ended == [status][: status is not None]
     printed = capsys.readouterr().err
     assert printed.startswith(said) and (said or not printed)
+
+
+def test_a_silent_process_counts_as_dead(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(hosts.os, "_exit", ended.append)
+    monkeypatch.setattr(hosts, "_ENDING", threading.Lock())
+    monkeypatch.setattr(hosts, "SILENCE", 0.5)
+    own_end, remote_end = socket.socketpair()
+    own_end.settimeout(hosts.SILENCE)
+    listening = threading.Thread(target=hosts._listen, args=(1, 4, own_end))
+    listening.start()
+    for _ in range(8):
+        remote_end.sendall(b"\0")
+        time.sleep(0.1)
+    assert listening.is_alive()
+    listening.join(10)
+    assert ended == [hosts.STATUS]
+    said = "error: process 1 of 4 has ended or is suspended: nothing has come from it for 0 s; on all hosts, run the"
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(("error", "words"), [

@@ -243,7 +243,6 @@ def start(folder, count=1, steps=STEPS, every=10):
     command = [sys.executable, "-m", "tests.support.toy_run", str(folder), str(steps), str(every)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     env[compilation_cache.VARIABLE] = "off"
-    env.pop("XLA_FLAGS", None)
     pipes = {"cwd": ROOT, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     if count == 1:
         return [subprocess.Popen(command, **pipes)]
