@@ -68,7 +68,8 @@ if __name__ == "__main__":
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         if config.encoder is not None:
             # keys of cross-attention have the encoder's width, and its fused kernels have other widths
-            config = replace(config, d_model=24, encoder=replace(config.encoder, num_heads=4, num_kv_heads=4))
+            encoder = replace(config.encoder, num_embeddings=entries, num_heads=4, num_kv_heads=4)
+            config = replace(config, d_model=24, encoder=encoder)
         depths = {"target": 3, "middle": 2, "draft": 1}
         if kind == "head":
             config = replace(config, pattern=("global",))
