@@ -6,7 +6,7 @@ import flax.struct
 
 from speccascade_jax.core.rngs import RoundKeys
 from speccascade_jax.core.trees import Branch
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, Laws, LMOutput, Params, Prompt, PyTree
+from speccascade_jax.core.types import Array, BoundModel, Cache, Controls, Draft, Laws, LMOutput, Params, Prompt, PyTree
 
 
 @runtime_checkable
@@ -131,6 +131,39 @@ class LayeredModel(Protocol):
 
     def unembed(self, params: Params, states: Array) -> Array:
         """Returns the logits `[B, T, V]` that belong to hidden states `[B, T, D]` after the last layer."""
+
+
+@runtime_checkable
+class TargetHead(Protocol):
+    """A draft model that reads its target's hidden states, such as an EAGLE-3 head (`drafters.heads`).
+
+    It is a `LanguageModel` whose `extend` continues from its own states, but it has no `prefill` of its own.
+    """
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The target's layers whose states it reads, as in `LayeredModel`."""
+
+    def attached(self, params: Params, target: BoundModel) -> BoundModel:
+        """Returns the head for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
+
+    def check(self, target: BoundModel) -> None:
+        """Raises a `ValueError` if the head does not fit the target."""
+
+    def begin(self, params: Params, prompt: Prompt, hidden: Array, max_len: int) -> Cache:
+        """Returns a cache that has consumed `prompt.length - 1` tokens, from the prompt's states `[B, P, L, D]`."""
+
+    def read(self, params: Params, cache: Cache, tokens: Array, hidden: Array, length: Array, active: Array) -> Cache:
+        """Returns the cache after a round, in which the target has read the kept tokens.
+
+        Args:
+            params: the head's parameters.
+            cache: the cache after drafting.
+            tokens: int32 `[B, G]`, the block, whose first tokens were kept.
+            hidden: `[B, G + 1, L, D]`, as `Outcome.hidden`.
+            length: int32 `[B, 2]`, the rows' lengths before and after the round.
+            active: bool `[B]`, the rows that took part.
+        """
 
 
 # A drafter that shares the target's cache, such as an early exit, writes to it and returns it from `propose`.

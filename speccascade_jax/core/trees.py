@@ -35,6 +35,13 @@ class Branch:
         """The depths of the `T` entries that are fed."""
         return self.depths[self.num_cached :]
 
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The parent entry of each of the `T` entries; none of them may be entry 0."""
+        # Entries are listed level by level, so the parent is the last of the ancestors.
+        rows = enumerate(self.sees, start=self.num_cached)
+        return tuple(max(other for other in range(entry) if seen[other]) for entry, seen in rows)
+
 
 @dataclass(frozen=True)
 class Tree:

@@ -14,9 +14,10 @@ from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy
+from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy, TargetHead
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
+from speccascade_jax.drafters.heads import BranchingHeadDrafter, HeadDrafter
 from speccascade_jax.drafters.model import BranchingDrafter, ExitDrafter, ModelDrafter
 from speccascade_jax.drafters.nested import AppendedDrafter, NestedDrafter
 from speccascade_jax.engine.engine import Engine, check_bonus
@@ -238,6 +239,8 @@ def _model_drafter(
         if chosen_head is not pair.head or bound is not pair.draft:
             chosen_head.check(bound, pair.name)
         params["stop"] = chosen_head.params
+    if isinstance(bound.model, TargetHead):
+        return HeadDrafter(bound.model, policy), {**params, "model": bound.params}
     if _is_exit_of(bound, above):
         kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
         return ExitDrafter(bound.model, policy), {**params, **kernel}
@@ -271,7 +274,8 @@ def branching(
             kind = type(pair.model(called).model).__name__
             raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which does not support trees")
     bound: Any = pair.model(str(name))
-    return BranchingDrafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
+    drafter = BranchingHeadDrafter if isinstance(bound.model, TargetHead) else BranchingDrafter
+    return drafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:

@@ -316,9 +316,24 @@ class DecoderLayer(nn.Module):
         its slots. The result then has those of the whole cache (`Slots.write`). A layer without keys and values attends
         to `shared`, those of an earlier layer. `layer_input` is `[B, T, I]`.
         """
+        inputs = self.pre_self_attention_layer_norm(x)
+        return self.from_input(inputs, x, by, mask, slots, shared, layer_input)
+
+    @nn.nowrap
+    def from_input(
+        self,
+        inputs: Array,
+        x: Array,
+        by: Turns,
+        mask: Array,
+        slots: Slots | None,
+        shared: Any = None,
+        layer_input: Array | None = None,
+    ) -> tuple[Array, KeysValues]:
+        """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         c = self.config
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, projected = self.self_attention.project(self.pre_self_attention_layer_norm(x), by)
+        queries, projected = self.self_attention.project(inputs, by)
         written: KeysValues = shared if projected is None else projected
         attended = written
         if slots is not None:
@@ -540,7 +555,15 @@ class DecoderModule(nn.Module):
 
     def extend(self, cache: DecoderCache, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, DecoderCache]:
         """Feeds a block of tokens, or entries of a draft tree, to the decoder (`DecoderLM.extend`, `extend_branch`)."""
-        c, new = self.config, tokens.shape[1]
+        embedded, layer_inputs = self._inputs(tokens)
+        return self.extend_inputs(cache, embedded, branch, layer_inputs)
+
+    @nn.nowrap
+    def extend_inputs(
+        self, cache: Any, inputs: Array, branch: Branch | None = None, layer_inputs: Array | None = None
+    ) -> tuple[LMOutput, Any]:
+        """Feeds the first layer's inputs `[B, T, …]` of a block or of a draft tree's entries, as `extend` does."""
+        c, new = self.config, inputs.shape[1]
         # Tokens of a block have consecutive positions. The position of a tree's entry follows from its depth, so
         # siblings have the same position.
         positions = cache.length[:, None] + jnp.arange(new)[None]
@@ -557,8 +580,7 @@ class DecoderModule(nn.Module):
             for keys, values, ring in zip(cache.keys, cache.values, cache.rings, strict=True)
         )
         masks = tuple(seen[key] for key in layout)
-        embedded, layer_inputs = self._inputs(tokens)
-        hidden, attended = self.decoder(embedded, turns_by_place(c, positions), masks, slots, True, layer_inputs)
+        hidden, attended = self.decoder(inputs, turns_by_place(c, positions), masks, slots, True, layer_inputs)
         keys, values = tuple(k for k, _ in attended), tuple(v for _, v in attended)
         cache = replace(cache, keys=keys, values=values, length=cache.length + new)
         return LMOutput(self.logits(hidden), hidden), cache

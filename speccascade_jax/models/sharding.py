@@ -47,6 +47,7 @@ LOGICAL_AXES = (
     (r".*/(wi|wi_0|wi_1|wi_01)/kernel", ("embed", "mlp")),
     (r".*/wo/kernel", ("mlp", "embed")),
     (r".*/logits_dense/kernel", ("embed", "vocab")),
+    (r".*/fc/kernel", ("embed", "embed")),
     (r".*/rel_embedding", ("heads", "relpos_buckets")),
     (r".*/scale", ("embed",)),
 )
@@ -55,7 +56,7 @@ LOGICAL_AXES = (
 RULES = {"vocab": MODEL, "joined_kv": MODEL, "mlp": MODEL, "heads": MODEL, "embed": None, "relpos_buckets": None}
 """The mesh axis that splits each named axis of a parameter (`None`: it is not split); T5X's standard rules."""
 
-SPREAD = ("num_heads", "num_kv_heads", "global_kv_heads", "d_ff", "shared_d_ff", "num_embeddings")
+SPREAD = ("num_heads", "num_kv_heads", "global_kv_heads", "d_ff", "shared_d_ff", "num_embeddings", "draft_vocab_size")
 """Sizes of a configuration that the length of the mesh's `model` axis must divide."""
 
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)

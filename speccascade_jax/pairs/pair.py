@@ -15,6 +15,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
+from speccascade_jax.core.protocols import TargetHead
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -22,6 +23,7 @@ from speccascade_jax.data.vocabularies.sentencepiece import SentencePieceVocabul
 from speccascade_jax.data.vocabularies.tokenizer_files import TokenizerFiles
 from speccascade_jax.data.vocabularies.vocabulary import TextVocabulary
 from speccascade_jax.models import fingerprints
+from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.pairs import head_files, policy_files
 from speccascade_jax.pairs.derived import derive, is_derived, is_encoder_decoder
 from speccascade_jax.runtime import mesh as meshes
@@ -110,6 +112,8 @@ class Pair:
                 f"two distributions token by token; choose models trained with the same vocabulary. If the models are "
                 f"padded to different sizes, give the vocabulary, or its number of ids: Pair.load(vocab_size=…)"
             )
+        if isinstance(bound.model, TargetHead):
+            bound.model.check(self.target)
 
     @property
     def drafts(self) -> dict[str, BoundModel]:
@@ -265,9 +269,26 @@ class Pair:
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
         models = {name: _bound(path, entries, grid, *ways[name]) for name, path in read.items()}
         large = models.pop("target")
+        models = {name: fitted_head(bound, large) for name, bound in models.items()}
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
+
+
+def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
+    """Returns a draft model; a head of the target (`TargetHead`) gets its layers and, if it has none, its embedding.
+
+    Raises:
+        ValueError: the head does not fit the target.
+    """
+    if not isinstance(bound.model, TargetHead):
+        return bound
+    if not isinstance(target.model, DecoderLM):
+        raise ValueError(
+            f"the draft is a head that reads the hidden states of a decoder-only target, but the target is a "
+            f"{type(target.model).__name__}: choose the head's own target"
+        )
+    return bound.model.attached(bound.params, target)
 
 
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:
