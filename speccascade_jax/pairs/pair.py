@@ -15,7 +15,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.protocols import TargetHead
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -112,7 +112,7 @@ class Pair:
                 f"two distributions token by token; choose models trained with the same vocabulary. If the models are "
                 f"padded to different sizes, give the vocabulary, or its number of ids: Pair.load(vocab_size=…)"
             )
-        if isinstance(bound.model, TargetHead):
+        if isinstance(bound.model, AttachedModel):
             bound.model.check(self.target)
 
     @property
@@ -276,17 +276,17 @@ class Pair:
 
 
 def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
-    """Returns a draft model; a head of the target (`TargetHead`) gets its layers and, if it has none, its embedding.
+    """Returns a draft model; one that belongs to a target (`AttachedModel`) is attached to it.
 
     Raises:
-        ValueError: the head does not fit the target.
+        ValueError: the model does not fit the target.
     """
-    if not isinstance(bound.model, TargetHead):
+    if not isinstance(bound.model, AttachedModel):
         return bound
     if not isinstance(target.model, DecoderLM):
         raise ValueError(
-            f"the draft is a head that reads the hidden states of a decoder-only target, but the target is a "
-            f"{type(target.model).__name__}: choose the head's own target"
+            f"the draft is a head that reads a decoder-only target, but the target is a {type(target.model).__name__}: "
+            "choose the head's own target"
         )
     return bound.model.attached(bound.params, target)
 
