@@ -15,7 +15,17 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from speccascade_jax.checkpoints import eagle3, gemma4_assistant, gemma_jax, huggingface, llama2c, maxtext, native, t5x, zarr
+from speccascade_jax.checkpoints import (
+    eagle3,
+    gemma4_assistant,
+    gemma_jax,
+    huggingface,
+    llama2c,
+    maxtext,
+    native,
+    t5x,
+    zarr,
+)
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes

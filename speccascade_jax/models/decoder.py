@@ -328,7 +328,7 @@ class DecoderLayer(nn.Module):
         mask: Array,
         slots: Slots | None,
         shared: Any = None,
-        layer_input: Array | None = None,
+        layer_input: Any = None,
     ) -> tuple[Array, KeysValues]:
         """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         c = self.config

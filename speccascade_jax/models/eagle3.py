@@ -139,7 +139,9 @@ class FirstLayer(DecoderLayer):
         super().setup()
         self.hidden_norm = norm(self.config)
 
-    def __call__(self, x: Array, by: Turns, mask: Array, slots: Slots | None) -> tuple[Array, KeysValues]:
+    def __call__(
+        self, x: Array, by: Turns, mask: Array, slots: Slots | None, shared: Any = None, layer_input: Any = None
+    ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, 2 * E]`, the embeddings and the states; returns as `DecoderLayer` does."""
         c: Any = self.config
         embedded, states = jnp.split(x, 2, axis=-1)

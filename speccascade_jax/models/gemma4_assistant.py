@@ -213,7 +213,7 @@ class Assistant(DecoderLM):
     of: Any = field(default=None, repr=False, kw_only=True)
 
     @property
-    def module(self) -> AssistantModule:
+    def module(self) -> Any:
         """The Flax module that the configuration describes."""
         return AssistantModule(self.config)
 
@@ -235,7 +235,9 @@ class Assistant(DecoderLM):
             raise ValueError("a Gemma 4 assistant drafts only for the target that it was loaded with (Pair.load)")
         c, of = self.config, target.model.config
         if not of.value_norm:
-            raise ValueError(f"a Gemma 4 assistant reads the cache of a Gemma 4, but the target is another model: {_OTHER}")
+            raise ValueError(
+                f"a Gemma 4 assistant reads the cache of a Gemma 4, but the target is another model: {_OTHER}"
+            )
         if c.target_width != of.d_model:
             raise ValueError(
                 f"the Gemma 4 assistant reads hidden states of width {c.target_width}, but the target's have width "
