@@ -77,14 +77,8 @@ class Eagle3Config(DecoderConfig):
 
     def __repr__(self) -> str:
         # The ids are many, so a hash stands for them; fingerprints hash this text.
-        names = ("target_width", "layers", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        options = [f"{name}={getattr(self, name)!r}" for name in (*names, "has_embedding")]
         digest = hashlib.blake2b(json.dumps(self.target_ids).encode(), digest_size=8).hexdigest()
-        vocabulary = (
-            f"{self.draft_vocab_size} of {self.num_embeddings} tokens, {digest if self.target_ids else 'the first'}"
-        )
-        inside = super().__repr__().removeprefix("DecoderConfig(").removesuffix(")")
-        return f"Eagle3Config(draft vocabulary: {vocabulary}; {', '.join(options)}, {inside})"
+        return f"Eagle3Config(target_ids={digest}, {super().__repr__().removeprefix('DecoderConfig(')}"
 
     @property
     def fused(self) -> int:

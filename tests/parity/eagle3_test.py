@@ -1,5 +1,6 @@
 """EAGLE-3 heads against a reference made of transformers' Llama layers: drafted tokens, and exact distributions."""
 
+import itertools
 import json
 
 import jax
@@ -9,11 +10,11 @@ from safetensors.torch import save_file
 
 import speccascade_jax as sc
 from speccascade_jax.core import rngs
-from speccascade_jax.engine.loop import one_round
+from speccascade_jax.core.trees import Tree
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.pairs.prompts import make_prompt
-from tests.support import engines
 from tests.parity.transformers_test import SIZES, their_decoder, torch, transformers
+from tests.support import conformance, engines, reference
 
 pytestmark = pytest.mark.parity
 llama = pytest.importorskip("transformers.models.llama.modeling_llama")
@@ -76,7 +77,7 @@ def written(folder, head):
     return folder
 
 
-LAYERS = (1, 2, 3)
+LAYERS = (0, 1, 2)
 
 
 def random_head(vocab_size, draft_ids, favourites, **options):
@@ -92,7 +93,7 @@ def random_head(vocab_size, draft_ids, favourites, **options):
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
                 weight.copy_(torch.randn_like(weight) * (1.0 if "embed" in name else 1.2) * weight.shape[-1] ** -0.5)
-        head.lm_head.weight[[draft_ids.index(token) for token in favourites]] *= 3.0
+        head.lm_head.weight[[draft_ids.index(token) for token in favourites]] *= 4.0
     return head
 
 
@@ -103,62 +104,153 @@ def fused(target, head, tokens):
     return head.fc(torch.cat([states[layer][0] for layer in LAYERS], -1))
 
 
-def chain(target, head, prefix, count):
-    """Returns the logits `[count, V]` of a greedy chain after the committed tokens `prefix`."""
+def after(target, head, prefix, drafted):
+    """Returns the head's logits `[len(drafted) + 1, V]` after the committed tokens `prefix`, and after each draft."""
     prefix = torch.tensor(prefix).long()
-    (tokens, before), out = entries(target, head, prefix), []
-    for _ in range(count):
+    if len(prefix) == 1:  # there is no state before the first token
+        tokens, before = prefix, torch.zeros(1, head.config.hidden_size)
+    else:
+        tokens, before = prefix[1:], fused(target, head, prefix[:-1])
+    out = []
+    for token in [*drafted, 0]:
         states = head.states(tokens, before)
         out.append(head.logits(states[-1]))
         old = len(tokens) * (len(prefix) > 1 or len(out) > 1)  # the first token's entry is seen by itself alone
-        tokens = torch.cat([tokens[:old], out[-1].argmax()[None]])
+        tokens = torch.cat([tokens[:old], torch.tensor([int(token)])])
         before = torch.cat([before[:old], states[-1:]])
     return torch.stack(out).numpy()
-
-
-def entries(target, head, prefix):
-    """Returns the committed tokens that a head reads, and the state before each of them."""
-    if len(prefix) == 1:
-        return prefix, torch.zeros(1, head.config.hidden_size)
-    return prefix[1:], fused(target, head, prefix[:-1])
 
 
 DRAFTED = list(range(5, 99, 2))
 PROMPTS = [[7], [3, 9, 27, 40, 51], [int(x) for x in np.random.default_rng(3).integers(3, 99, 23)]]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "norm_before_residual"])
-def models(request, tmp_path_factory):
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Lets torch use one thread: its matrices are tiny here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def models(folder, norm_before_residual=False):
     """Returns the reference's target and head, and the pair that is loaded from their folders."""
-    folder, favourites = tmp_path_factory.mktemp("eagle3"), [7, 15, 31, 47]
-    target, head = their_decoder("llama2"), random_head(99, DRAFTED, favourites, norm_before_residual=request.param)
+    favourites = [7, 15, 31]
+    target = their_decoder("llama2", num_hidden_layers=3)
+    head = random_head(99, DRAFTED, favourites, norm_before_residual=norm_before_residual)
     with torch.no_grad():
-        target.lm_head.weight[favourites] *= 3.0  # both models prefer these tokens, so some drafts are kept
+        target.lm_head.weight[favourites] *= 4.0  # both models prefer these tokens, so some drafts are kept
     target.save_pretrained(folder / "target")
     return target, head, sc.Pair.load(folder / "target", written(folder / "head", head))
 
 
 def rounds(pair, prompts, count, **settings):
-    """Yields the committed tokens before each round, and the round."""
+    """Yields the committed tokens before each greedy round, all tokens that it drafts, and the round."""
     engine, params = assemble(pair, **settings)
     prompt, controls = make_prompt(pair, prompts), engines.controls(len(prompts))
-    state = jax.jit(engine.init, static_argnums=(4,))(params, prompt, rngs.root(0), np.arange(len(prompts)), count)
-    step = jax.jit(lambda state: one_round(engine, params, state, controls))
+
+    @jax.jit
+    def step(state):
+        after_round, turn = engine.step(params, state, controls)
+        if engine.tree is None:
+            return after_round, turn, turn.draft.tokens
+        # the round's record has the kept path alone, so the same tree is drafted again
+        drafted = engine.draft(params, state, controls, state.limit - state.length, engine.complete)
+        return after_round, turn, drafted.draft.tokens
+
+    state = jax.jit(engine.init, static_argnums=4)(params, prompt, rngs.root(0), np.arange(len(prompts)), count)
     while not np.all(state.done):
-        after, turn = step(state)
-        yield state.tokens, turn
-        state = after
+        after_round, turn, drafted = step(state)
+        yield state.tokens, np.asarray(drafted), turn
+        state = after_round
 
 
-def test_drafted_tokens_equal_the_reference(models):
+@pytest.mark.parametrize("norm_before_residual", [False, True])
+def test_drafted_blocks_equal_the_reference(norm_before_residual, tmp_path):
     """Compares all greedy blocks of several rows, after kept and after rejected tokens."""
-    target, head, pair = models
+    target, head, pair = models(tmp_path, norm_before_residual)
     kept = rejected = 0
-    for tokens, turn in rounds(pair, PROMPTS, 24, method="spec_decode", block_size=4):
+    for tokens, drafted, turn in rounds(pair, PROMPTS, 16, method="spec_decode", block_size=4):
         for row in np.flatnonzero(turn.active):
-            length = int(turn.draft.length[row])
-            wanted = chain(target, head, np.asarray(tokens[row, : turn.start[row]]), length).argmax(-1)
-            np.testing.assert_array_equal(turn.draft.tokens[row, :length], wanted)
+            block = drafted[row, : int(turn.draft.length[row])]
+            wanted = after(target, head, np.asarray(tokens[row, : turn.start[row]]), block[:-1])
+            np.testing.assert_array_equal(block, wanted.argmax(-1))
         kept, rejected = kept + int(turn.num_kept.sum()), rejected + int(turn.rejected.sum())
-    print(kept, rejected)
-    assert kept > 8 and rejected > 8
+    assert kept > 5 and rejected > 5
+
+
+def test_drafted_trees_equal_the_reference(tmp_path):
+    """Compares all nodes of several trees: a node's children are the most likely tokens after its path."""
+    target, head, pair = models(tmp_path)
+    tree, kept = Tree.of_branching((2, 2)), 0
+    for tokens, drafted, turn in itertools.islice(rounds(pair, PROMPTS, 20, method="spec_decode", tree=(2, 2)), 6):
+        for row, entry in itertools.product(np.flatnonzero(turn.active), (0, 1, 2)):
+            path = drafted[row, : entry and 1] if entry < 2 else drafted[row, 1:2]
+            wanted = after(target, head, np.asarray(tokens[row, : turn.start[row]]), path)[-1]
+            children = drafted[row, tree.children[entry] - 1]
+            np.testing.assert_array_equal(children, np.argsort(-wanted)[:2])
+        kept += int(turn.num_kept.sum())
+    assert kept >= 2
+
+
+# --- exact distributions
+
+SMALL, LENGTH, GAMMA = 5, 4, 2
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Returns models of five tokens, three of which the head can draft."""
+    folder = tmp_path_factory.mktemp("small")
+    target, head = their_decoder("llama2", vocab_size=SMALL, num_hidden_layers=3), random_head(SMALL, [0, 3, 4], [])
+    target.save_pretrained(folder / "target")
+    return target, head, sc.Pair.load(folder / "target", written(folder / "head", head))
+
+
+def sequence_law(target, head, prompt, rule, alpha):
+    """Returns the probability of each sequence of `LENGTH` tokens, float64 `[SMALL ** LENGTH]`, by enumeration.
+
+    The head's distribution depends on where a round began, so kept and rejected tokens lead to different states.
+    """
+    law = np.zeros((SMALL,) * LENGTH)
+
+    def visit(prefix, begin, mass):
+        written = len(prefix) - len(prompt)
+        if written == LENGTH:
+            law[prefix[len(prompt) :]] += mass
+            return
+        q = after(target, head, prefix[:begin], prefix[begin:])[-1]
+        with torch.no_grad():
+            p = target(input_ids=torch.tensor(prefix)[None]).logits[0, -1].numpy()
+        out, drawn = reference.target_law(rule, q, p, alpha, 1.0), reference.softmax(q)
+        # after a whole block the token is the bonus, and the next round begins behind it
+        kept = np.minimum(out, drawn) if len(prefix) - begin < GAMMA else np.zeros(SMALL)
+        for token in range(SMALL):
+            for start, share in ((begin, kept[token]), (len(prefix) + 1, out[token] - kept[token])):
+                if share > 0:
+                    visit((*prefix, token), start, mass * share)
+
+    visit(tuple(prompt), len(prompt), 1.0)
+    return law.reshape(-1)
+
+
+def sampled(pair, prompt, rows, **settings):
+    """Returns how often each sequence was sampled at temperature 1."""
+    out = sc.decode(pair, [prompt] * rows, max_new_tokens=LENGTH, temperature=1.0, stop_ids=(), **settings)
+    assert out.stats["kept"] > 100 and out.stats["rejected"] > 100
+    index = (np.asarray(out.tokens) * SMALL ** np.arange(LENGTH - 1, -1, -1)).sum(-1)
+    return np.bincount(index, minlength=SMALL**LENGTH)
+
+
+@pytest.mark.parametrize(("rule", "alpha"), [("spec_decode", 0.0), ("token_v3", 0.4), ("opt", 0.2)])
+def test_sampled_sequences_have_the_exact_distribution(small, rule, alpha):
+    """Compares with the enumeration by a chi-square test; the tree's output is compared for the lossless rule."""
+    target, head, pair = small
+    prompt, rows = [1, 3, 2], 20_000
+    law = sequence_law(target, head, prompt, rule, alpha)
+    assert abs(law.sum() - 1) < 1e-6 and law.max() < 0.5
+    ways = [{"block_size": GAMMA}, *([{"tree": (2, 1)}] if rule == "spec_decode" else [])]
+    for way in ways:
+        counts = sampled(pair, prompt, rows, rule=rule, **({"alpha": alpha} if alpha else {}), **way)
+        assert conformance.pooled_p_value(counts, law * rows) > 1e-3
