@@ -13,7 +13,7 @@ from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.models.t5_config import T5_PRESETS, infer_t5, t5_shapes
 
 Config = T5Config | DecoderConfig
-Model = T5 | DecoderLM | Eagle3
+Model = T5 | DecoderLM
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -30,7 +30,7 @@ class Family(NamedTuple):
     """
 
     config: type[Config]
-    model: type[Model]
+    model: type[Any]
     shapes: Callable[[Any], Shapes]
     depths: tuple[str, ...]
     infer: Callable[[Path, Shapes], Config | None] | None = None

@@ -1,7 +1,9 @@
 """EAGLE-3 heads against a reference made of transformers' Llama layers: drafted tokens, and exact distributions."""
 
+import functools
 import itertools
 import json
+from collections import Counter
 
 import jax
 import numpy as np
@@ -196,48 +198,56 @@ def test_drafted_trees_equal_the_reference(tmp_path):
 
 # --- exact distributions
 
-SMALL, LENGTH, GAMMA = 5, 4, 2
+SMALL, LENGTH, GAMMA, PROMPT = 5, 4, 2, (1, 3, 2)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Returns models of five tokens, three of which the head can draft."""
+    """Returns a function from a prefix and a round's begin to both models' logits, and the pair.
+
+    The models have five tokens, three of which the head can draft.
+    """
     folder = tmp_path_factory.mktemp("small")
-    target, head = their_decoder("llama2", vocab_size=SMALL, num_hidden_layers=3), random_head(SMALL, [0, 3, 4], [])
+    target = their_decoder("llama2", vocab_size=SMALL, num_hidden_layers=3)
+    head = random_head(SMALL, [0, 3, 4], [])
     target.save_pretrained(folder / "target")
-    return target, head, sc.Pair.load(folder / "target", written(folder / "head", head))
+
+    @functools.cache
+    def logits(prefix, begin):
+        with torch.no_grad():
+            p = target(input_ids=torch.tensor(prefix)[None]).logits[0, -1].numpy()
+        return after(target, head, prefix[:begin], prefix[begin:])[-1], p
+
+    return logits, sc.Pair.load(folder / "target", written(folder / "head", head))
 
 
-def sequence_law(target, head, prompt, rule, alpha):
+def sequence_law(logits, prompt, rule, alpha):
     """Returns the probability of each sequence of `LENGTH` tokens, float64 `[SMALL ** LENGTH]`, by enumeration.
 
     The head's distribution depends on where a round began, so kept and rejected tokens lead to different states.
     """
+    states = {(prompt, len(prompt)): 1.0}
+    for _ in range(LENGTH):
+        following = Counter()
+        for (prefix, begin), mass in states.items():
+            q, p = logits(prefix, begin)
+            out = mass * reference.target_law(rule, q, p, alpha, 1.0)
+            # after a whole block the token is the bonus, and the next round begins behind it
+            drafts = len(prefix) - begin < GAMMA
+            kept = np.minimum(out, mass * reference.softmax(q)) if drafts else np.zeros(SMALL)
+            for token in range(SMALL):
+                following[(*prefix, token), begin] += kept[token]
+                following[(*prefix, token), len(prefix) + 1] += out[token] - kept[token]
+        states = {state: mass for state, mass in following.items() if mass > 0}
     law = np.zeros((SMALL,) * LENGTH)
-
-    def visit(prefix, begin, mass):
-        written = len(prefix) - len(prompt)
-        if written == LENGTH:
-            law[prefix[len(prompt) :]] += mass
-            return
-        q = after(target, head, prefix[:begin], prefix[begin:])[-1]
-        with torch.no_grad():
-            p = target(input_ids=torch.tensor(prefix)[None]).logits[0, -1].numpy()
-        out, drawn = reference.target_law(rule, q, p, alpha, 1.0), reference.softmax(q)
-        # after a whole block the token is the bonus, and the next round begins behind it
-        kept = np.minimum(out, drawn) if len(prefix) - begin < GAMMA else np.zeros(SMALL)
-        for token in range(SMALL):
-            for start, share in ((begin, kept[token]), (len(prefix) + 1, out[token] - kept[token])):
-                if share > 0:
-                    visit((*prefix, token), start, mass * share)
-
-    visit(tuple(prompt), len(prompt), 1.0)
+    for (prefix, _), mass in states.items():
+        law[prefix[len(prompt) :]] += mass
     return law.reshape(-1)
 
 
-def sampled(pair, prompt, rows, **settings):
+def sampled(pair, rows, **settings):
     """Returns how often each sequence was sampled at temperature 1."""
-    out = sc.decode(pair, [prompt] * rows, max_new_tokens=LENGTH, temperature=1.0, stop_ids=(), **settings)
+    out = sc.decode(pair, [list(PROMPT)] * rows, max_new_tokens=LENGTH, temperature=1.0, stop_ids=(), **settings)
     assert out.stats["kept"] > 100 and out.stats["rejected"] > 100
     index = (np.asarray(out.tokens) * SMALL ** np.arange(LENGTH - 1, -1, -1)).sum(-1)
     return np.bincount(index, minlength=SMALL**LENGTH)
@@ -246,11 +256,10 @@ def sampled(pair, prompt, rows, **settings):
 @pytest.mark.parametrize(("rule", "alpha"), [("spec_decode", 0.0), ("token_v3", 0.4), ("opt", 0.2)])
 def test_sampled_sequences_have_the_exact_distribution(small, rule, alpha):
     """Compares with the enumeration by a chi-square test; the tree's output is compared for the lossless rule."""
-    target, head, pair = small
-    prompt, rows = [1, 3, 2], 20_000
-    law = sequence_law(target, head, prompt, rule, alpha)
+    (logits, pair), rows = small, 10_000
+    law = sequence_law(logits, PROMPT, rule, alpha)
     assert abs(law.sum() - 1) < 1e-6 and law.max() < 0.5
     ways = [{"block_size": GAMMA}, *([{"tree": (2, 1)}] if rule == "spec_decode" else [])]
     for way in ways:
-        counts = sampled(pair, prompt, rows, rule=rule, **({"alpha": alpha} if alpha else {}), **way)
+        counts = sampled(pair, rows, rule=rule, **({"alpha": alpha} if alpha else {}), **way)
         assert conformance.pooled_p_value(counts, law * rows) > 1e-3
