@@ -261,6 +261,16 @@ class Eagle3(CachedModel[HeadCache]):
         """The target's layers whose states the head reads."""
         return self.config.layers
 
+    @property
+    def about(self) -> str:
+        """Which tokens it drafts, and which states of its target it reads."""
+        c = self.config
+        layers = f"layers {', '.join(map(str, c.layers))}" if c.layers else f"{c.fused} layers"
+        return (
+            f"an EAGLE-3 head, which drafts {c.draft_vocab_size:,} of a target's {c.num_embeddings:,} tokens, from "
+            f"states of width {c.target_width:,} after {layers}"
+        )
+
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
         """Returns the head for a target: with the layers that it reads, and the target's embedding if it has none.
 
@@ -269,7 +279,7 @@ class Eagle3(CachedModel[HeadCache]):
         """
         c, of = self.config, target.model.config
         # The layers of EAGLE-3's published heads: one near the input, the middle one, and one near the output.
-        config = replace(c, layers=c.layers or (2, of.num_layers // 2, of.num_layers - 3))
+        config = replace(c, layers=c.layers or tuple(sorted((2, of.num_layers // 2, of.num_layers - 3))))
         # The length for which a head was trained limits its agreement with the target, but not the output.
         head = replace(self, config=replace(config, max_length=max(c.max_length, of.max_length)))
         head.check(target)

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from speccascade_jax.core.protocols import TargetHead
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import sharding
 from speccascade_jax.models.cache import KVCache
 from speccascade_jax.models.decoder import DecoderLM
+from speccascade_jax.models.families import family_of
 from speccascade_jax.models.t5 import T5
 
 # Parameters that `extend` never reads, because prefill applies them to the prompt and stores the results in the cache.
@@ -25,7 +27,7 @@ _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/
 
 
 # Arrays of a cache that have no axis of heads, so the mesh's `model` axis does not split them.
-_BY_ROWS = re.compile(r"length|cross_bias|summary")
+_BY_ROWS = re.compile(r"length|cross_bias|summary|states")
 
 
 class Needs(NamedTuple):
@@ -73,9 +75,7 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
         )
     params = abstract(model)
     # A rollback may undo a whole block and its extra token, so ring buffers need `block_size + 1` spare slots.
-    cache = jax.eval_shape(lambda p: model.prefill(p, _prompt(model, batch, length), length, block_size + 1), params)
-    block = jax.ShapeDtypeStruct((batch, block_size + 1), jnp.int32)
-    logits = jax.eval_shape(model.extend, params, cache, block)[0].logits
+    cache = jax.eval_shape(lambda p: _cache(model, p, _prompt(model, batch, length), length, block_size + 1), params)
     cache = _without_summary(cache)
     # A call reads the whole cache, except that it reads only a negligible slice of T5's relative biases.
     read = cache.replace(static=cache.static.replace(bias=None)) if isinstance(model, T5) else cache
@@ -84,9 +84,16 @@ def needs(model: DecoderLM | T5, *, batch: int, length: int, block_size: int, me
         parameter_bytes=_held(flatten_dict(params, sep="/"), mesh),
         cache_bytes=_cached(cache, mesh),
         # Verification drops the padding of the vocabulary, so `vocab_size` counts here and not the width of the logits.
-        laws_bytes=2 * math.prod(logits.shape[:-1]) * model.vocab_size * 4 // math.prod(mesh),
+        laws_bytes=2 * batch * (block_size + 1) * model.vocab_size * 4 // math.prod(mesh),
         call_bytes=_held(_read(model, params), mesh) + _cached(read, mesh),
     )
+
+
+def _cache(model: Any, params: Any, prompt: Prompt, length: int, most: int) -> Any:
+    """Returns a cache of `length` positions that can be rolled back by `most` tokens."""
+    if isinstance(model, TargetHead):  # it needs no states of its target for a prompt of one token
+        return model.begin(params, prompt, jnp.zeros(()), length)
+    return model.prefill(params, prompt, length, most)
 
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int]) -> int:
@@ -98,7 +105,7 @@ def _without_summary(cache: Any) -> Any:
     """Returns a cache without the prompt's summary, which compiled programs omit unless the drafter reads it."""
     if isinstance(cache, KVCache):
         return replace(cache, static=replace(cache.static, summary=None))
-    return replace(cache, summary=None)
+    return replace(cache, summary=None) if hasattr(cache, "summary") else cache
 
 
 def _cached(cache: Any, mesh: tuple[int, int]) -> int:
@@ -118,13 +125,16 @@ def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
     leaves = {name: leaf for name, leaf in flatten_dict(params, sep="/").items() if not _PROMPT_ALONE.search(name)}
     # A tied embedding is also the output matrix, which every call reads as a whole.
     if not model.config.tied:
-        del leaves["token_embedder/embedding"]
+        leaves.pop("token_embedder/embedding", None)  # a head may use its target's
     leaves.pop("layer_inputs/embedder/embedding", None)
     return leaves
 
 
 def abstract(model: DecoderLM | T5) -> Any:
     """Returns the shapes of a model's parameters, with the model's dtype of computation; allocates no array."""
+    if isinstance(model, TargetHead):
+        shapes, kind = family_of(model.config).shapes(model.config), jnp.dtype(model.config.dtype)
+        return unflatten_dict({name: jax.ShapeDtypeStruct(shape, kind) for name, shape in shapes.items()}, sep="/")
     # Parameters do not depend on the inputs' length, so one token per input suffices.
     inputs = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (2 if model.is_encoder_decoder else 1)
     params = jax.eval_shape(model.module.init, jax.random.key(0), *inputs)["params"]
@@ -133,7 +143,7 @@ def abstract(model: DecoderLM | T5) -> Any:
 
 
 def longest(model: DecoderLM | T5) -> float:
-    """Returns the longest sequence that a model was trained for; infinity for a T5, which has no limit."""
+    """Returns the longest sequence that a model was trained for; infinity for a T5 and for a head of a target."""
     return model.config.max_length if isinstance(model, DecoderLM) else math.inf
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
+from speccascade_jax.checkpoints.eagle3 import is_head
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
@@ -264,6 +265,7 @@ class Pair:
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
+        _check_heads(target, [path for path in read.values() if is_head(expanded(path))])
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
@@ -289,6 +291,14 @@ def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
             "choose the head's own target"
         )
     return bound.model.attached(bound.params, target)
+
+
+def _check_heads(target: str | Path, heads: Sequence[str | Path]) -> None:
+    """Raises a `ValueError` if one of these heads does not fit the target; reads no weights."""
+    if heads:
+        without_weights = BoundModel(params={"token_embedder": {}}, model=checkpoints.model_of(target))
+        for path in heads:
+            fitted_head(BoundModel(params={}, model=checkpoints.model_of(path)), without_weights)
 
 
 def _dtype_of_drafts(dtype: str, draft_dtype: str | None) -> str:

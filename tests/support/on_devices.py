@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from flax.traverse_util import flatten_dict
+    from flax.traverse_util import flatten_dict, unflatten_dict
 
     import speccascade_jax as sc
     from speccascade_jax.core.types import BoundModel, Prompt
@@ -44,6 +44,7 @@ if __name__ == "__main__":
     from speccascade_jax.methods.settings import Settings
     from speccascade_jax.models import sharding, t5
     from speccascade_jax.models.decoder import DecoderLM, tiny
+    from speccascade_jax.models.eagle3 import Eagle3, Eagle3Config, eagle3_shapes
     from speccascade_jax.models.layers import fuse
     from speccascade_jax.models.t5 import T5, T5Config
     from speccascade_jax.pairs.pair import Pair
@@ -63,6 +64,13 @@ if __name__ == "__main__":
             config = replace(config, pattern=("local", "unrotated", "global"))
         config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
         depths = {"target": 3, "middle": 2, "draft": 1}
+        if kind == "head":
+            config = replace(config, pattern=("global",))
+            options = {f.name: getattr(config, f.name) for f in fields(config)} | {"num_layers": 1}
+            drafted = tuple(range(1, entries - 3, 2))[: entries // 4]
+            more = {"draft_vocab_size": len(drafted), "target_ids": drafted, "target_width": config.d_model}
+            heads = {"draft": Eagle3(Eagle3Config(**options, **more, layers=(0, 1, 2)))}
+            return {"target": DecoderLM(config), "middle": DecoderLM(replace(config, num_layers=2)), **heads}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
     def with_layout(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
@@ -73,6 +81,10 @@ if __name__ == "__main__":
         return {name: replace(model, config=replace(model.config, scan_layers=scan)) for name, model in known}
 
     def initial(model: Any, seed: int) -> Any:
+        if isinstance(model, Eagle3):
+            draws = np.random.default_rng(seed)
+            drawn = {k: draws.normal(size=s).astype(np.float32) / 4 for k, s in eagle3_shapes(model.config).items()}
+            return unflatten_dict(drawn, sep="/")
         tokens = jnp.ones((1, 2), jnp.int32)
         inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
         return jax.jit(model.module.init)(jax.random.key(seed), *inputs)["params"]
@@ -218,6 +230,8 @@ if __name__ == "__main__":
         "t5 scan 2x4 whole draft": lambda: same("t5 scan", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder scan 2x4": lambda: same("decoder scan", "greedy", (2, 4)),
         "decoder scan tree 2x4": lambda: same("decoder scan", "tree", (2, 4)),
+        "head 2x4": lambda: same("head", "greedy", (2, 4)),
+        "head tree 2x4 whole draft": lambda: same("head", "tree", (2, 4), whole=("draft",)),
         "blocks 2x4": lambda: same("t5", "blocks", (2, 4)),
         "tree 2x4": lambda: same("t5", "tree", (2, 4)),
         "tree 2x4 sampled": lambda: same("t5", "sampled tree", (2, 4)),
