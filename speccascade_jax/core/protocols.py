@@ -137,6 +137,10 @@ class LayeredModel(Protocol):
 class AttachedModel(Protocol):
     """A draft model that belongs to one target, whose states or cache it reads, and that cannot write without it."""
 
+    @property
+    def about(self) -> str:
+        """What it is, and of which target."""
+
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
         """Returns the model for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
 

@@ -217,6 +217,16 @@ class Assistant(DecoderLM):
         """The Flax module that the configuration describes."""
         return AssistantModule(self.config)
 
+    @property
+    def about(self) -> str:
+        """Which tokens it drafts, and what it reads of its target."""
+        c = self.config
+        size = c.num_embeddings if c.num_centroids is None else c.num_embeddings // c.num_centroids * c.active_centroids
+        return (
+            f"a Gemma 4 assistant, which draws from {size:,} of {c.num_embeddings:,} tokens and has no cache; it reads "
+            f"that of a target of width {c.target_width:,}"
+        )
+
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
         """Returns the assistant for a target, whose cache and embedding it reads.
 

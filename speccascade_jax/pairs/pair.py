@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.eagle3 import is_head
+from speccascade_jax.checkpoints.gemma4_assistant import is_assistant
 from speccascade_jax.checkpoints.reading import of_the_hub
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
@@ -265,7 +266,8 @@ class Pair:
         read = {name: path for name, path in paths.items() if name not in words}
         text = _shared_vocabulary([expanded(path) for path in read.values()], vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
-        _check_heads(target, [path for path in read.values() if is_head(expanded(path))])
+        heads = [path for path in read.values() if is_head(expanded(path)) or is_assistant(expanded(path))]
+        _check_heads(target, heads)
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}

@@ -76,34 +76,41 @@ def loaded(folder, target, assistant, **options):
 
 
 @torch.no_grad()
-def after(target, assistant, prefix, drafted):
-    """Returns the assistant's logits `[len(drafted) + 1, V]` after the tokens `prefix`, and after each drafted token.
+def read_by(target, prefixes):
+    """Returns what the target gives to an assistant after `prefixes` `[N, L]`, the last of which is pending."""
+    ids = torch.tensor(np.asarray(prefixes)).long()
+    options = {"output_hidden_states": True, "return_shared_kv_states": True, "use_cache": False}
+    return ids, target(input_ids=ids[:, :-1], **options)
 
-    The last of the tokens is pending. Tokens without logits get -inf.
+
+@torch.no_grad()
+def after(target, assistant, prefixes, drafted):
+    """Returns the assistant's logits `[N, k + 1, V]` after the tokens `prefixes` `[N, L]`, and each of `[N, k]` drafts.
+
+    Tokens without logits get -inf.
     """
-    ids = torch.tensor(np.asarray(prefix))[None].long()
-    read = target(input_ids=ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True, use_cache=False)
-    state, position, out = read.hidden_states[-1][:, -1:], torch.tensor([[ids.shape[1] - 1]]), []
-    for token in [ids[0, -1], *drafted]:
-        embedded = target.get_input_embeddings()(torch.tensor([[int(token)]]))
+    ids, read = read_by(target, prefixes)
+    state, out = read.hidden_states[-1][:, -1:], []
+    for tokens in torch.cat([ids[:, -1:], torch.tensor(np.asarray(drafted)).long()], 1).T:
+        embedded = target.get_input_embeddings()(tokens[:, None])
         step = assistant(
-            inputs_embeds=torch.cat([embedded, state], -1), position_ids=position,
+            inputs_embeds=torch.cat([embedded, state], -1), position_ids=torch.tensor([[ids.shape[1] - 1]]),
             shared_kv_states=dict(read.shared_kv_states),
         )  # fmt: skip
-        state, logits = step.last_hidden_state, step.logits[0, 0].numpy()
-        out.append(np.where(logits == logits.min(), -np.inf, logits) if assistant.masked_embedding else logits)
-    return np.stack(out)
+        state, logits = step.last_hidden_state, step.logits[:, 0].numpy()
+        # the smallest logit is that of tokens outside the clusters
+        blank = logits == logits.min() if assistant.masked_embedding else np.zeros_like(logits, bool)
+        out.append(np.where(blank, -np.inf, logits))
+    return np.stack(out, axis=1)
 
 
 @torch.no_grad()
 def candidates(target, assistant, prefix, count):
     """Returns the tokens that transformers drafts after the tokens `prefix`, the last of which is pending."""
-    ids = torch.tensor(np.asarray(prefix))[None].long()
-    read = target(input_ids=ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True, use_cache=False)
+    ids, read = read_by(target, [prefix])
     assistant.generation_config.num_assistant_tokens = count
     make = generation.SinglePositionMultiTokenCandidateGenerator
-    settings = transformers.GenerationConfig(max_length=256)
-    maker = make(assistant, target.get_input_embeddings(), settings)
+    maker = make(assistant, target.get_input_embeddings(), transformers.GenerationConfig(max_length=256))
     return maker.get_candidates(ids, {}, read, False, 0)[0][0, ids.shape[1] :].numpy()
 
 
@@ -136,7 +143,7 @@ def rounds(pair, prompts, count, **settings):
 
 
 def test_drafted_blocks_equal_transformers(models):
-    """Compares greedy blocks and distributions of several rows, beyond windows, after kept and after rejected tokens."""
+    """Compares greedy blocks and `q` of several rows, beyond windows, after kept and after rejected tokens."""
     target, assistant, pair = models
     kept = rejected = 0
     for tokens, drafted, q, turn in rounds(pair, PROMPTS, 24, method="spec_decode", block_size=4):
@@ -146,7 +153,7 @@ def test_drafted_blocks_equal_transformers(models):
                 assert count == 0
                 continue
             np.testing.assert_array_equal(drafted[row, :count], candidates(target, assistant, prefix, count))
-            wanted = after(target, assistant, prefix, drafted[row, : count - 1])
+            wanted = after(target, assistant, [prefix], drafted[row : row + 1, : count - 1])[0]
             np.testing.assert_allclose(q[row, :count], [reference.softmax(logits) for logits in wanted], atol=2e-5)
             if assistant.masked_embedding:
                 assert ((q[row, :count] > 0).sum(-1) <= 96 // CLUSTERS * ACTIVE).all()
@@ -155,6 +162,7 @@ def test_drafted_blocks_equal_transformers(models):
     assert kept > 5 and rejected > 5
 
 
+@pytest.mark.parametrize("models", ["clusters"], indirect=True)
 def test_drafted_trees_equal_transformers(models):
     """Compares all nodes of several trees: a node's children are the most likely tokens after its path."""
     target, assistant, pair = models
@@ -162,7 +170,7 @@ def test_drafted_trees_equal_transformers(models):
     for tokens, drafted, _, turn in itertools.islice(rounds(pair, PROMPTS[1:], 16, tree=(2, 2)), 5):
         for row, entry in itertools.product(np.flatnonzero(turn.active), (0, 1, 2)):
             path = drafted[row, : entry and 1] if entry < 2 else drafted[row, 1:2]
-            wanted = after(target, assistant, tokens[row, : turn.start[row]], path)[-1]
+            wanted = after(target, assistant, [tokens[row, : turn.start[row]]], [path])[0, -1]
             np.testing.assert_array_equal(drafted[row, tree.children[entry] - 1], np.argsort(-wanted)[:2])
 
 
@@ -179,41 +187,65 @@ def small(tmp_path_factory):
     return *theirs, loaded(tmp_path_factory.mktemp("small"), *theirs)
 
 
-def sequence_law(target, assistant, prompt, rule, alpha):
+PROMPT = (1, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def laws(small):
+    """Returns `q` `[SMALL] * (b + d) + [SMALL]` of draft `d` in a round that begins after `b` tokens, by (b, d)."""
+    target, assistant, _ = small
+    by_place = {}
+    for begin, depth in itertools.product(range(LENGTH), range(GAMMA + 1)):
+        rows = np.array(list(itertools.product(range(SMALL), repeat=begin + depth)), int).reshape(-1, begin + depth)
+        prefixes = np.concatenate([np.tile(PROMPT, (len(rows), 1)), rows[:, :begin]], axis=1)
+        if begin + depth < LENGTH:
+            logits = after(target, assistant, prefixes, rows[:, begin:])[:, -1]
+            by_place[begin, depth] = softmax(logits).reshape((SMALL,) * (begin + depth + 1))
+    return by_place
+
+
+def softmax(logits):
+    return np.stack([reference.softmax(row) for row in logits])
+
+
+def sequence_law(target, laws, rule, alpha):
     """Returns the probability of each sequence of `LENGTH` tokens, float64 `[SMALL ** LENGTH]`, by enumeration.
 
     The assistant's distribution depends on where a round began, so kept and rejected tokens lead to different states.
     """
+    rows = np.array(list(itertools.product(range(SMALL), repeat=LENGTH - 1)))
+    with torch.no_grad():
+        logits = target(input_ids=torch.tensor(np.concatenate([np.tile(PROMPT, (len(rows), 1)), rows], 1))).logits
+    logits = logits[:, len(PROMPT) - 1 :].numpy().reshape(*(SMALL,) * (LENGTH - 1), LENGTH, SMALL)
     law = np.zeros((SMALL,) * LENGTH)
 
-    def visit(prefix, begin, mass):
-        if len(prefix) - len(prompt) == LENGTH:
-            law[prefix[len(prompt) :]] += mass
+    def visit(tokens, begin, mass):
+        count = len(tokens)
+        if count == LENGTH:
+            law[tokens] += mass
             return
-        q = after(target, assistant, prefix[:begin], prefix[begin:])[-1]
-        with torch.no_grad():
-            p = target(input_ids=torch.tensor(prefix)[None]).logits[0, -1].numpy()
-        out, drawn = reference.target_law(rule, q, p, alpha, 1.0), reference.softmax(q)
+        drawn = laws[begin, count - begin][tokens]
+        with np.errstate(divide="ignore"):
+            p = logits[(*tokens, *(0,) * (LENGTH - 1 - count), count)]
+            out = reference.target_law(rule, np.log(drawn), p, alpha, 1.0)
         # after a whole block the token is the bonus, and the next round begins behind it
-        kept = np.minimum(out, drawn) if len(prefix) - begin < GAMMA else np.zeros(SMALL)
+        kept = np.minimum(out, drawn) if count - begin < GAMMA else np.zeros(SMALL)
         for token in range(SMALL):
-            for start, share in ((begin, kept[token]), (len(prefix) + 1, out[token] - kept[token])):
+            for start, share in ((begin, kept[token]), (count + 1, out[token] - kept[token])):
                 if share > 0:
-                    visit((*prefix, token), start, mass * share)
+                    visit((*tokens, token), start, mass * share)
 
-    visit(tuple(prompt), len(prompt), 1.0)
+    visit((), 0, 1.0)
     return law.reshape(-1)
 
 
 @pytest.mark.parametrize(("rule", "alpha"), [("spec_decode", 0.0), ("token_v3", 0.4), ("opt", 0.2)])
-def test_sampled_sequences_have_the_exact_distribution(small, rule, alpha):
+def test_sampled_sequences_have_the_exact_distribution(small, laws, rule, alpha):
     """Compares with the enumeration by a chi-square test."""
-    target, assistant, pair = small
-    prompt, rows = [1, 3, 2], 20_000
-    law = sequence_law(target, assistant, prompt, rule, alpha)
+    law, rows = sequence_law(small[0], laws, rule, alpha), 10_000
     assert abs(law.sum() - 1) < 1e-6 and law.max() < 0.5
     numbers = {"rule": rule, "block_size": GAMMA, **({"alpha": alpha} if alpha else {})}
-    out = sc.decode(pair, [prompt] * rows, max_new_tokens=LENGTH, temperature=1.0, stop_ids=(), **numbers)
+    out = sc.decode(small[2], [list(PROMPT)] * rows, max_new_tokens=LENGTH, temperature=1.0, stop_ids=(), **numbers)
     assert out.stats["kept"] > 100 and out.stats["rejected"] > 100
     index = (np.asarray(out.tokens) * SMALL ** np.arange(LENGTH - 1, -1, -1)).sum(-1)
     assert conformance.pooled_p_value(np.bincount(index, minlength=SMALL**LENGTH), law * rows) > 1e-3
