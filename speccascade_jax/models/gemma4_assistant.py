@@ -127,6 +127,7 @@ class AssistantStack(nn.Module):
     config: AssistantConfig
 
     def setup(self) -> None:
+        """Creates the projections, the layers, the last norm and, if there are any, the centroids."""
         c = self.config
         self.pre_projection, self.post_projection = dense(c, c.d_model), dense(c, c.target_width)
         self.layers = [DecoderLayer(c, number) for number in range(c.num_layers)]

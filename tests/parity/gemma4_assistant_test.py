@@ -35,7 +35,7 @@ def sharing(config):
     return ["store" if i in last.values() else "reuse" if i >= first else None for i in range(config.num_hidden_layers)]
 
 
-def random_models(vocab_size, clusters, shared=0, gain=1.5):
+def random_models(vocab_size, clusters, shared=0, preference=5.0, gain=1.5):
     """Returns a random target and a random assistant of transformers."""
     sizes = SIZES | {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
     more = {"num_hidden_layers": 4, "layer_types": KINDS * 2, "num_kv_shared_layers": shared}
@@ -61,7 +61,7 @@ def random_models(vocab_size, clusters, shared=0, gain=1.5):
             else:
                 weight.copy_(torch.randn_like(weight) * (0.5 if "embed" in name else gain) * weight.shape[-1] ** -0.5)
         for model in (target, assistant):  # both models prefer these tokens, so some drafts are kept
-            model.model.embed_tokens.weight[[1, 3, 4]] *= 3.0
+            model.model.embed_tokens.weight[[1, 3, 4]] *= preference
         if clusters is not None:
             assistant.masked_embedding.token_ordering.copy_(torch.randperm(vocab_size))
     return target, assistant
@@ -158,8 +158,7 @@ def test_drafted_blocks_equal_transformers(models):
             if assistant.masked_embedding:
                 assert ((q[row, :count] > 0).sum(-1) <= 96 // CLUSTERS * ACTIVE).all()
         kept, rejected = kept + int(turn.num_kept.sum()), rejected + int(turn.rejected.sum())
-    print(kept, rejected)
-    assert kept > 5 and rejected > 5
+    assert kept > 3 and rejected > 3, (kept, rejected)
 
 
 @pytest.mark.parametrize("models", ["clusters"], indirect=True)
@@ -180,7 +179,7 @@ def test_drafted_trees_equal_transformers(models):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """Returns models of six tokens, four of which have logits in the assistant after each token."""
-    theirs = random_models(SMALL, 3)
+    theirs = random_models(SMALL, 3, preference=1.0)
     with torch.no_grad():
         theirs[1].masked_embedding.centroid_intermediate_top_k = 2
     theirs[1].config.centroid_intermediate_top_k = 2
