@@ -118,7 +118,8 @@ class Clusters(nn.Module):
     def __call__(self, chosen: Array, clusters: int) -> Array:
         """Returns the ids `[B, T, A]` in the chosen clusters `[B, T, k]`."""
         ids = self.param("ids", lambda _: jnp.arange(self.entries, dtype=jnp.int32))
-        return ids.reshape(clusters, -1)[chosen].reshape(*chosen.shape[:2], -1)
+        # Programs that are compiled from shapes alone have no integers among their parameters.
+        return ids.astype(jnp.int32).reshape(clusters, -1)[chosen].reshape(*chosen.shape[:2], -1)
 
 
 class AssistantStack(nn.Module):
