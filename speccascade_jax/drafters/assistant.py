@@ -32,6 +32,12 @@ def _begun(state: Array, request: Request) -> tuple[AssistantCache, Request, Arr
     return begun, replace(request, active=request.active & known), known
 
 
+def _lawful(draft: Draft, known: Array, request: Request) -> Draft:
+    """Returns the draft, which has no distribution at the bonus position in rows without a state."""
+    # Without such a request nothing reads this distribution, and the verifier saves a pass over the vocabulary.
+    return replace(draft, lawful=known) if request.complete else draft
+
+
 def _after(state: Array, outcome: Outcome) -> Array:
     """Returns the target's last hidden state `[B, D]` at the last token that it has read, after a round."""
     assert outcome.features is not None, "an assistant drafts for its target only"
@@ -72,7 +78,7 @@ class AssistantDrafter(PolicyDrafter):
         begun, asked, known = _begun(state.hidden, request)
         inside = ModelDrafter(self.model, self.stop, self.sits_out)
         draft, ended, cache = inside.propose(_lent(params, request), ModelDrafterState(begun, state.policy), asked)
-        return replace(draft, lawful=known), replace(state, policy=ended.policy), cache
+        return _lawful(draft, known, request), replace(state, policy=ended.policy), cache
 
     def commit(self, params: Params, state: AssistantState, outcome: Outcome) -> AssistantState:
         """Keeps the target's state at the last token that it has read."""
@@ -95,7 +101,7 @@ class BranchingAssistantDrafter(BranchingDrafter):
         """Draws the whole tree, as a `BranchingDrafter` does; the target's cache is unchanged."""
         begun, asked, known = _begun(state, request)
         draft, _, cache = super().propose(_lent(params, request), begun, asked)
-        return replace(draft, lawful=known), state, cache
+        return _lawful(draft, known, request), state, cache
 
     def commit(self, params: Params, state: Array, outcome: Outcome) -> Array:
         """Keeps the target's state at the last token that it has read."""
