@@ -22,7 +22,7 @@ from rich.console import Console
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.protocols import TargetHead
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.models import memory_estimate
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.families import PRESETS
@@ -97,7 +97,7 @@ def table(
         "they choose evenly and independently. Estimated from shapes; to compile for "
         "a TPU or GPU, temporary buffers included: experiments.preflight.",
         *experts.values(),
-        *(f"{name}: {model.about}." for name, model in models.items() if isinstance(model, TargetHead)),
+        *(f"{name}: {model.about}." for name, model in models.items() if isinstance(model, AttachedModel)),
         *(_beyond(name, model, length) for name, model in models.items() if length > memory_estimate.longest(model)),
     ]
     return Grid(title="Memory of the models", header=header, rows=rows, notes=notes, bold=set())

@@ -238,6 +238,7 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
         CheckpointError: arrays are missing, unknown, of a wrong shape or quantised; names the arrays and their files.
     """
     needed = {piece.source: piece for pieces in plan.values() for piece in pieces}
+    ids = {piece.source for name, pieces in plan.items() if name.endswith("/ids") for piece in pieces}
     if missing := needed.keys() - tensors.keys():
         raise errors.incomplete(path, missing, len(needed))
     if unknown := [name for name in tensors if name not in needed and not harmless(name)]:
@@ -253,7 +254,7 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
                 f"{tensor.file}: {name} has shape {list(tensor.shape)}, but the configuration needs "
                 f"{list(piece.stored)}: correct the configuration or {COPY_AGAIN}"
             )
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in FLOATS and name not in ids:
             raise CheckpointError(
                 f"{tensor.file}: {name} has dtype {tensor.dtype}, but parameters must be {', '.join(FLOATS)}: "
                 "quantised checkpoints are not supported; choose one that isn't"
@@ -318,7 +319,9 @@ class Reader:
     def _dtypes(self, pieces: Pieces) -> tuple[Any, list[Any]]:
         """Returns the dtype of the parameter that pieces form, and the dtypes in which they are stored."""
         kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
-        return jnp.dtype(self._dtype) if self._dtype else jnp.result_type(*kinds), kinds
+        widest = jnp.result_type(*kinds)
+        # Ids would be rounded in 16 bits.
+        return jnp.dtype(self._dtype) if self._dtype and widest.kind not in "iu" else widest, kinds
 
 
 class _WholeReader(Reader):

@@ -86,7 +86,7 @@ def open_directory(path: Path) -> Stored:
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
-    unused = [_HARMLESS, *([_IMAGES] if "text_config" in entries else []), *_shared(config)]
+    unused = [*harmless(config), *([_IMAGES] if "text_config" in entries else [])]
     check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     tensors = expert_tensors.stacked(verified(path, stored))
     if other and isinstance(config, T5Config):
@@ -94,12 +94,13 @@ def open_directory(path: Path) -> Stored:
     return Stored(path, f"Hugging Face, {entries['model_type']}", tensors, config, wanted)
 
 
-def _shared(config: Config) -> list[re.Pattern[str]]:
-    """Returns a pattern of the arrays that layers without keys and values do not need, but that files may hold."""
-    if isinstance(config, T5Config) or config.kv_layers is None:
-        return []
-    layers = "|".join(map(str, range(config.kv_layers, config.num_layers)))
-    return [re.compile(rf".*layers\.({layers})\.self_attn\.([kv]_proj|[kv]_norm)\.weight")]
+def harmless(config: Config) -> list[re.Pattern[str]]:
+    """Returns patterns of arrays that files may hold but no parameter needs, as keys of layers that share them."""
+    if isinstance(config, T5Config):
+        return [_HARMLESS]
+    layers = "|".join(str(i) for i in range(config.num_layers) if "key" not in config.layer(i).projections)
+    shared = re.compile(rf".*layers\.({layers})\.self_attn\.([kv]_proj|[kv]_norm)\.weight")
+    return [_HARMLESS, shared] if layers else [_HARMLESS]
 
 
 def _head(tensors: Tensors) -> str:
@@ -363,7 +364,7 @@ _T5GEMMA = {
     **_t5gemma_stack("encoder"),
     **_t5gemma_stack("decoder"),
 }
-_GEMMA4 = _GEMMA2 | {
+GEMMA4 = _GEMMA2 | {
     "layer_inputs/embedder": "model.embed_tokens_per_layer",
     "layer_inputs/projection": "model.per_layer_model_projection",
     "layer_inputs/norm": "model.per_layer_projection_norm",
@@ -376,6 +377,6 @@ _NAMES = {
     "t5": _T5, "mt5": _T5, "umt5": _UMT5,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2), "t5gemma": _T5GEMMA,
-    **dict.fromkeys(("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), _GEMMA4),
+    **dict.fromkeys(("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), GEMMA4),
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

@@ -15,7 +15,17 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from speccascade_jax.checkpoints import eagle3, gemma_jax, huggingface, llama2c, maxtext, native, t5x, zarr
+from speccascade_jax.checkpoints import (
+    eagle3,
+    gemma4_assistant,
+    gemma_jax,
+    huggingface,
+    llama2c,
+    maxtext,
+    native,
+    t5x,
+    zarr,
+)
 from speccascade_jax.checkpoints.array_plan import Plan, Stored, fused, shape_of, stream
 from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes
@@ -68,6 +78,7 @@ def load(
             a directory written by `save`;
             a Hugging Face directory with `config.json` and safetensors files (`huggingface_config.MODELS`);
             a directory of an EAGLE-3 head with `config.json` and safetensors files (`checkpoints.eagle3`);
+            a Hugging Face directory of a Gemma 4 assistant (`checkpoints.gemma4_assistant`);
             a `*.bin` file of llama2.c, or the directory that holds it;
             a directory of Gemma 2 in Google's JAX releases;
             a step of MaxText (Gemma 2, Llama), or its folder `items`;
@@ -331,6 +342,8 @@ def _find_in_directory(path: Path) -> Stored:
         return native.open_ours(path)
     if eagle3.is_head(path):
         return eagle3.open_directory(path)
+    if gemma4_assistant.is_assistant(path):
+        return gemma4_assistant.open_directory(path)
     if huggingface.model_type(path) is not None:
         return huggingface.open_directory(path)
     if (path / t5x.STATE).is_dir() or (path / zarr.METADATA).is_file():

@@ -134,7 +134,22 @@ class LayeredModel(Protocol):
 
 
 @runtime_checkable
-class TargetHead(Protocol):
+class AttachedModel(Protocol):
+    """A draft model that belongs to one target, whose states or cache it reads, and that cannot write without it."""
+
+    @property
+    def about(self) -> str:
+        """Describes the model in one line: what it drafts, and what it reads of its target."""
+
+    def attached(self, params: Params, target: BoundModel) -> BoundModel:
+        """Returns the model for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
+
+    def check(self, target: BoundModel) -> None:
+        """Raises a `ValueError` if the model does not fit the target."""
+
+
+@runtime_checkable
+class TargetHead(AttachedModel, Protocol):
     """A draft model that reads its target's hidden states, such as an EAGLE-3 head (`drafters.heads`).
 
     It is a `LanguageModel` whose `extend` continues from its own states, but it has no `prefill` of its own.
@@ -143,16 +158,6 @@ class TargetHead(Protocol):
     @property
     def reads(self) -> tuple[int, ...]:
         """The target's layers whose states it reads, as in `LayeredModel`."""
-
-    @property
-    def about(self) -> str:
-        """Describes the head in one line: what it drafts, and what it reads of its target."""
-
-    def attached(self, params: Params, target: BoundModel) -> BoundModel:
-        """Returns the head for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
-
-    def check(self, target: BoundModel) -> None:
-        """Raises a `ValueError` if the head does not fit the target."""
 
     def begin(self, params: Params, prompt: Prompt, hidden: Array, max_len: int) -> Cache:
         """Returns a cache that has consumed `prompt.length - 1` tokens, from the prompt's states `[B, P, L, D]`."""

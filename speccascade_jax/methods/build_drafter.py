@@ -17,12 +17,14 @@ from speccascade_jax.core.names import TARGET
 from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy, TargetHead
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
+from speccascade_jax.drafters.assistant import AssistantDrafter, BranchingAssistantDrafter
 from speccascade_jax.drafters.heads import BranchingHeadDrafter, HeadDrafter
 from speccascade_jax.drafters.model import BranchingDrafter, ExitDrafter, ModelDrafter
 from speccascade_jax.drafters.nested import AppendedDrafter, NestedDrafter
 from speccascade_jax.engine.engine import Engine, check_bonus
 from speccascade_jax.methods.settings import AUTO, TAIL, TOKEN, Arm, Drafting, Level, Settings, sampling_of
 from speccascade_jax.models.early_exit import HEAD, EarlyExit
+from speccascade_jax.models.gemma4_assistant import Assistant
 from speccascade_jax.pairs.head_files import Head
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
@@ -239,12 +241,25 @@ def _model_drafter(
         if chosen_head is not pair.head or bound is not pair.draft:
             chosen_head.check(bound, pair.name)
         params["stop"] = chosen_head.params
-    if isinstance(bound.model, TargetHead):
-        return HeadDrafter(bound.model, policy), {**params, "model": bound.params}
+    if isinstance(bound.model, Assistant):
+        bound.model.check(above)
     if _is_exit_of(bound, above):
         kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
         return ExitDrafter(bound.model, policy), {**params, **kernel}
-    return ModelDrafter(bound.model, policy), {**params, "model": bound.params}
+    return _kinds(bound)[0](bound.model, policy), {**params, "model": bound.params}
+
+
+_DRAFTERS: tuple[tuple[type, Any, Any], ...] = (
+    (Assistant, AssistantDrafter, BranchingAssistantDrafter),
+    (TargetHead, HeadDrafter, BranchingHeadDrafter),
+    (object, ModelDrafter, BranchingDrafter),
+)
+"""Rows of a class of models and the drafters that draft blocks and trees with it; the first row that fits counts."""
+
+
+def _kinds(bound: BoundModel) -> tuple[Any, Any]:
+    """Returns the classes of drafters that draft blocks and trees with a model."""
+    return next((blocks, trees) for model, blocks, trees in _DRAFTERS if isinstance(bound.model, model))
 
 
 def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
@@ -274,8 +289,7 @@ def branching(
             kind = type(pair.model(called).model).__name__
             raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which does not support trees")
     bound: Any = pair.model(str(name))
-    drafter = BranchingHeadDrafter if isinstance(bound.model, TargetHead) else BranchingDrafter
-    return drafter(bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
+    return _kinds(bound)[1](bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 
 
 def level_engine(pair: Pair, level: Level, head: Head | None = None) -> tuple[Engine, Params]:

@@ -631,6 +631,28 @@ def _sees(queries: Array, slot_positions: Array, window: int | None) -> Array:
     return seen if window is None else seen & (back < window)
 
 
+def last_layer(config: DecoderConfig, cache: DecoderCache, kind: str, window: int | None) -> tuple[KeysValues, Array]:
+    """Returns the keys and values of the last layer of a kind that has a cache, and which of its slots are visible.
+
+    Args:
+        config: the configuration of the cache's model.
+        cache: the cache.
+        kind: one of `KINDS`.
+        window: number of positions that are visible, up to the last token that was consumed; `None` means all.
+
+    Returns:
+        Keys `[B * n, K, S]` and values `[B * n, S, K]`, and the visible slots, bool `[B, 1, S]`.
+    """
+    number = max(i for i, other in enumerate(config.kinds[: config.num_caches]) if other == kind)
+    place, group = (number % config.period, number // config.period) if config.scanned else (number, None)
+    keys, values = cache.keys[place], cache.values[place]
+    if group is not None:
+        keys, values = layer_at((keys, values), group)
+    slots = values.shape[-2]
+    held = _positions(cache.length, slots) if cache.rings[place] else jnp.arange(slots)[None]
+    return (keys, values), _sees(cache.length[:, None] - 1, held, window)
+
+
 def _branch_seen(cache: DecoderCache, branch: Branch, window: int | None, slots: int, ring: bool) -> Array:
     """Returns which slots of a layer each fed entry of a draft tree may attend to, bool `[B, T, S]`.
 

@@ -8,6 +8,7 @@ from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.decoder_config import PRESETS as DECODERS
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
 from speccascade_jax.models.eagle3 import Eagle3, Eagle3Config, eagle3_shapes
+from speccascade_jax.models.gemma4_assistant import Assistant, AssistantConfig, assistant_shapes
 from speccascade_jax.models.t5 import T5, T5Config
 from speccascade_jax.models.t5_config import T5_PRESETS, infer_t5, t5_shapes
 
@@ -39,6 +40,7 @@ FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
     # A head's classes are special cases of a decoder's, so its row comes first.
     "eagle3": Family(Eagle3Config, Eagle3, eagle3_shapes, ("num_layers",)),
+    "gemma4_assistant": Family(AssistantConfig, Assistant, assistant_shapes, ("num_layers",)),
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_encoder_layers", "num_layers")),
 }
 """The model families by name; the `config.json` of a checkpoint contains such a name."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.core.protocols import TargetHead
+from speccascade_jax.core.protocols import AttachedModel, TargetHead
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import sharding
 from speccascade_jax.models.cache import KVCache
@@ -100,6 +100,8 @@ def _cache(model: Any, params: Any, prompt: Prompt, length: int, most: int) -> A
     """Returns a cache of `length` positions that can be rolled back by `most` tokens."""
     if isinstance(model, TargetHead):  # it needs no states of its target for a prompt of one token
         return model.begin(params, prompt, jnp.zeros(()), length)
+    if isinstance(model, AttachedModel):  # it reads its target's cache
+        return ()
     return model.prefill(params, prompt, length, most)
 
 
@@ -148,12 +150,14 @@ def _read(model: DecoderLM | T5, params: Any) -> dict[str, Any]:
     if not model.config.tied:
         leaves.pop("token_embedder/embedding", None)  # a head may use its target's
     leaves.pop("layer_inputs/embedder/embedding", None)
+    if getattr(model.config, "num_centroids", None):  # few rows of the output matrix
+        del leaves["token_embedder/embedding"], leaves["decoder/clusters/ids"]
     return leaves
 
 
 def abstract(model: DecoderLM | T5) -> Any:
     """Returns the shapes of a model's parameters, with the model's dtype of computation; allocates no array."""
-    if isinstance(model, TargetHead):
+    if isinstance(model, AttachedModel):
         shapes, kind = family_of(model.config).shapes(model.config), jnp.dtype(model.config.dtype)
         return unflatten_dict({name: jax.ShapeDtypeStruct(shape, kind) for name, shape in shapes.items()}, sep="/")
     # Parameters do not depend on the inputs' length, so one token per input suffices.

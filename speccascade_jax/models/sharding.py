@@ -51,6 +51,8 @@ LOGICAL_AXES = (
     (r".*/wo/kernel", ("mlp", "embed")),
     (r".*/logits_dense/kernel", ("embed", "vocab")),
     (r".*/fc/kernel", ("embed", "embed")),
+    (r".*/(pre_projection|post_projection|centroids)/kernel", ("embed", "embed")),
+    (r".*/clusters/ids", ("embed",)),
     (r".*/rel_embedding", ("heads", "relpos_buckets")),
     (r".*/scale", ("embed",)),
 )

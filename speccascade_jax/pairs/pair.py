@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
 from speccascade_jax.checkpoints.eagle3 import is_head
+from speccascade_jax.checkpoints.gemma4_assistant import is_assistant
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
-from speccascade_jax.core.protocols import TargetHead
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.core.types import DTYPES, STORED, BoundModel
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.chat_template import ChatTemplate, require_template
@@ -115,7 +116,7 @@ class Pair:
                 f"two distributions token by token; choose models trained with the same vocabulary. If the models are "
                 f"padded to different sizes, give the vocabulary, or its number of ids: Pair.load(vocab_size=…)"
             )
-        if isinstance(bound.model, TargetHead):
+        if isinstance(bound.model, AttachedModel):
             bound.model.check(self.target)
 
     @property
@@ -286,7 +287,8 @@ class Pair:
         read = {name: located(path) for name, path in paths.items() if name not in words}
         text = shared_vocabulary(list(read.values()), vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
-        _check_heads(read["target"], [path for path in read.values() if is_head(path)])
+        heads = [path for path in read.values() if is_head(path) or is_assistant(path)]
+        _check_heads(read["target"], heads)
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}
@@ -299,17 +301,17 @@ class Pair:
 
 
 def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
-    """Returns a draft model; a head of the target (`TargetHead`) gets its layers and, if it has none, its embedding.
+    """Returns a draft model; one that belongs to a target (`AttachedModel`) is attached to it.
 
     Raises:
-        ValueError: the head does not fit the target.
+        ValueError: the model does not fit the target.
     """
-    if not isinstance(bound.model, TargetHead):
+    if not isinstance(bound.model, AttachedModel):
         return bound
     if not isinstance(target.model, DecoderLM):
         raise ValueError(
-            f"the draft is a head that reads the hidden states of a decoder-only target, but the target is a "
-            f"{type(target.model).__name__}: choose the head's own target"
+            f"the draft is a head that reads a decoder-only target, but the target is a {type(target.model).__name__}: "
+            "choose the head's own target"
         )
     return bound.model.attached(bound.params, target)
 

@@ -12,7 +12,7 @@ GREEDY = (
     "selection 8x1", "tree 2x4", "decoder tree 2x4",
 )  # fmt: skip
 SCANS = ("t5 scan 2x4 sampled", "umt5 scan 2x4 whole draft", "decoder scan 2x4", "decoder scan tree 2x4")
-NORMED = ("normed 2x4 unfused", "normed scan 2x4", "shared 2x4", "head 2x4")
+NORMED = ("normed 2x4 unfused", "normed scan 2x4", "shared 2x4", "assistant 2x4", "head 2x4")
 SAMPLED = ("t5 2x4 sampled", "decoder 2x4 sampled", "stack 2x4 sampled", "blocks 2x4", "tree 2x4 sampled")
 
 

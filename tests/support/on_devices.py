@@ -37,6 +37,7 @@ if __name__ == "__main__":
     from flax.traverse_util import flatten_dict, unflatten_dict
 
     import speccascade_jax as sc
+    from speccascade_jax.core.protocols import AttachedModel
     from speccascade_jax.core.types import BoundModel, Prompt
     from speccascade_jax.engine.generate import compiled_for
     from speccascade_jax.methods import table
@@ -44,7 +45,9 @@ if __name__ == "__main__":
     from speccascade_jax.methods.settings import Settings
     from speccascade_jax.models import sharding, t5
     from speccascade_jax.models.decoder import DecoderLM, tiny
-    from speccascade_jax.models.eagle3 import Eagle3, Eagle3Config, eagle3_shapes
+    from speccascade_jax.models.eagle3 import Eagle3, Eagle3Config
+    from speccascade_jax.models.families import family_of
+    from speccascade_jax.models.gemma4_assistant import Assistant, AssistantConfig
     from speccascade_jax.models.layers import fuse
     from speccascade_jax.models.t5 import T5, T5Config
     from speccascade_jax.pairs.pair import Pair
@@ -82,6 +85,13 @@ if __name__ == "__main__":
             # the target's third layer has no keys and values
             config = replace(tiny_decoders.SHARED, vocab_size=entries - 3, num_embeddings=entries, num_heads=8)
             config = replace(config, num_kv_heads=4, global_kv_heads=4)
+        if kind == "assistant":
+            config = replace(tiny("gemma4_31b", vocab_size=entries - 4, window=6), pattern=("local", "global"))
+            config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4, global_kv_heads=None)
+            options = {f.name: getattr(config, f.name) for f in fields(config)} | {"d_model": 16, "num_layers": 2}
+            more = {"target_width": config.d_model, "num_centroids": 4, "active_centroids": 2}
+            large = DecoderLM(replace(config, num_layers=4))
+            return {"target": large, "middle": large, "draft": Assistant(AssistantConfig(**options, **more))}
         return {name: DecoderLM(replace(config, num_layers=depth)) for name, depth in depths.items()}
 
     def with_layout(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
@@ -92,10 +102,11 @@ if __name__ == "__main__":
         return {name: replace(model, config=replace(model.config, scan_layers=scan)) for name, model in known}
 
     def initial(model: Any, seed: int) -> Any:
-        if isinstance(model, Eagle3):
-            draws = np.random.default_rng(seed)
-            drawn = {k: draws.normal(size=s).astype(np.float32) / 4 for k, s in eagle3_shapes(model.config).items()}
-            return unflatten_dict(drawn, sep="/")
+        if isinstance(model, AttachedModel):
+            draws, shapes = np.random.default_rng(seed), family_of(model.config).shapes(model.config)
+            drawn = {k: draws.normal(size=s).astype(np.float32) / 4 for k, s in shapes.items()}
+            ids = {k: draws.permutation(s[0]).astype(np.int32) for k, s in shapes.items() if k.endswith("/ids")}
+            return unflatten_dict(drawn | ids, sep="/")
         tokens = jnp.ones((1, 2), jnp.int32)
         inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
         return jax.jit(model.module.init)(jax.random.key(seed), *inputs)["params"]
@@ -118,6 +129,8 @@ if __name__ == "__main__":
             else:
                 laid = fuse(params, mesh.shape["model"]) if fused else params
                 bound[name] = BoundModel(sharding.place(laid, mesh), replace(model, mesh=mesh))
+        if isinstance(bound["draft"].model, Assistant):
+            bound["draft"] = bound["draft"].model.attached(bound["draft"].params, bound["target"])
         return Pair(bound["target"], bound["draft"], others={"middle": bound["middle"]})
 
     STACK = (sc.Level(model="middle", budget=4, block_size=2, drafters=("draft",)),)
@@ -257,6 +270,7 @@ if __name__ == "__main__":
         "umt5 scan 2x4 whole draft": lambda: same("umt5 scan", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder scan 2x4": lambda: same("decoder scan", "greedy", (2, 4)),
         "decoder scan tree 2x4": lambda: same("decoder scan", "tree", (2, 4)),
+        "assistant 2x4": lambda: same("assistant", "greedy", (2, 4)),
         "head 2x4": lambda: same("head", "greedy", (2, 4)),
         "blocks 2x4": lambda: same("t5", "blocks", (2, 4)),
         "tree 2x4": lambda: same("t5", "tree", (2, 4)),

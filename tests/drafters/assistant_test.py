@@ -1,0 +1,65 @@
+"""Tests of drafting with a Gemma 4 assistant in its target's cache: outputs, memory, and settings that are refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import speccascade_jax as sc
+from speccascade_jax.core.controls import make_controls
+from speccascade_jax.engine.generate import compiled_for
+from speccascade_jax.methods.build import assemble
+from speccascade_jax.pairs.pair import Pair
+from speccascade_jax.pairs.prompts import make_prompt
+from tests.support import gemma4_assistant_files as files
+
+PROMPTS = [[7, 30, 20, 5, 9, 1, 4, 44, 3], [12, 9, 1], [8]]
+NUMBERS = {"max_new_tokens": 20, "stop_ids": (1,)}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gemma4")
+    return Pair.load(files.write_target(folder / "target"), files.write(folder / "assistant"))
+
+
+def test_greedy_output_is_the_targets(pair):
+    """Compares with the target alone; a prompt of one token gets its first token from the target."""
+    out = sc.decode(pair, PROMPTS, block_size=3, **NUMBERS)
+    alone = sc.decode(pair, PROMPTS, method="autoregressive", **NUMBERS)
+    np.testing.assert_array_equal(out.tokens, alone.tokens)
+    assert out.stats["rejected"] > 5
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("way", [{"block_size": 3}, {"tree": (2, 1)}, {"block_size": 3, "verify": "block"}])
+def test_a_sampled_row_is_the_same_alone_and_among_others(pair, way):
+    """Padding of other rows must change no draft, also that of a row whose prompt has one token."""
+    settings = {**NUMBERS, **way, "temperature": 1.0, "rule": "token_v3", "alpha": 0.4, "seed": 4}
+    together = sc.decode(pair, PROMPTS, **settings)
+    for row, prompt in enumerate(PROMPTS):
+        tokens = [token.id for token in sc.stream(pair, prompt, example_id=row, **settings)]
+        assert tokens == together.tokens[row, : together.lengths[row]].tolist()
+
+
+@pytest.mark.laws
+def test_drafting_needs_no_cache_of_its_own(pair):
+    def memory(method):
+        """Returns the bytes of the temporary arrays of a generation."""
+        engine, params = assemble(pair, method=method, block_size=3)
+        compiled = compiled_for(engine, params, make_prompt(pair, PROMPTS), make_controls(3), max_new_tokens=4000)
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    config = files.TARGET
+    largest = 3 * config.global_kv_heads * config.global_head_dim * 4000 * 4  # keys of the global layer
+    assert memory("spec_decode") - memory("autoregressive") < 0.9 * largest
+
+
+def test_settings_without_meaning_are_refused(pair):
+    with pytest.raises(ValueError, match="it cannot write alone, verify drafts, be a tail, or have block_size='auto'"):
+        sc.decode(pair, PROMPTS, block_size="auto")
+    config = dataclasses.replace(pair.target.model.config, max_length=99)
+    middle = dataclasses.replace(pair.target, model=dataclasses.replace(pair.target.model, config=config))
+    stacked = dataclasses.replace(pair, others={"middle": middle})
+    with pytest.raises(ValueError, match="drafts only for the target that it was loaded with"):
+        sc.decode(stacked, PROMPTS, drafters=(sc.Level(model="middle", budget=3, block_size=2, drafters=("draft",)),))
