@@ -303,7 +303,7 @@ class Beside(NamedTuple):
 
     cross: Cross | None = None
     shared: KeysValues | None = None
-    layer_input: Array | None = None
+    layer_input: Any = None
 
 
 ALONE = Beside()
