@@ -254,10 +254,12 @@ def model_of(path: str | os.PathLike[str]) -> Model:
     """Returns the model that a checkpoint describes, without reading its arrays.
 
     The configuration is checked against the names and shapes of the stored arrays; of a model on the hub, only the
-    configuration is fetched. Raises the same errors as `load`.
+    configuration is fetched, unless it is a head, whose arrays hold a part of it. Raises the same errors as `load`.
     """
     if hub.name_of(path) is not None:
-        return model_from(huggingface.config_of(located(path, hub.CONFIGURATION)))
+        folder = located(path, hub.CONFIGURATION)
+        if not eagle3.is_head(folder):
+            return model_from(huggingface.config_of(folder))
     return model_from(_config(find(path), None))
 
 

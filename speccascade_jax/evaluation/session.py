@@ -273,7 +273,7 @@ def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
         require_template(text and text.of_target(read[0]))
     models = [path for path in (source.target, source.draft) if path is not None]
     for path in [*models, *(path for path in source.others.values() if not is_derived(path))]:
-        (checkpoints.model_of if hub.name_of(path) is None else checkpoints.named)(path)
+        checkpoints.model_of(path)
 
 
 def _paths(source: ModelPair) -> tuple[str | Path, str | Path, str | Path | None]:

@@ -14,8 +14,8 @@ from speccascade_jax.models.decoder_config import tiny
 from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.schedule import Schedule
 from speccascade_jax.training.finetune.trainer import Trainer
+from tests.support import eagle3_files, text_pair, tokenizer_files
 from tests.support import huggingface_files as hf
-from tests.support import text_pair, tokenizer_files
 from tests.support.hub_server import on_the_hub, serving
 
 for library in ("huggingface_hub", "safetensors", "tokenizers"):
@@ -75,6 +75,12 @@ def test_a_pair_from_the_hub_is_that_of_its_files_and_its_record_names_the_commi
 def test_a_description_fetches_the_configuration_only(here, capsys):
     assert describe.main([LARGE, "--batch", "1"]) == 0 and LARGE in capsys.readouterr().out
     assert {path.rpartition("/")[2] for path in here.asked if "/resolve/" in path} == {"config.json"}
+
+
+def test_a_head_on_the_hub_is_described_by_its_arrays_too(here, tmp_path):
+    folder = eagle3_files.write(tmp_path / "head")
+    here.upload("google/head", folder)
+    assert checkpoints.model_of("google/head") == checkpoints.model_of(folder)
 
 
 def test_a_conversion_reads_a_name(here, folders, capsys):
