@@ -194,7 +194,7 @@ def test_layers_without_keys_and_values_attend_to_the_last_ones_of_their_kind():
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"kv_layers": 1}, "kv_layers is 1, but no layer before it is 'global': give a larger number"),
-    ({"scan_layers": True}, "scan_layers is True, but this model's layers have parameters of different shapes"),
+    ({"scan_layers": True}, "scan_layers=True, but this model's layers have parameters of different shapes"),
     ({"global_kv_heads": 3}, "num_heads 4 is not a multiple of global_kv_heads 3"),
     ({"global_head_dim": 7}, "global_head_dim is 7, but rotary embeddings rotate pairs"),
     ({"layer_input": 0}, "layer_input is 0: give a number of at least 1, or leave it out"),
