@@ -62,7 +62,7 @@ __all__ += ["teacher_forced_logits", "tiny"]
 CHUNK = 256
 """Largest number of tokens whose attention is computed at once."""
 Cross: TypeAlias = tuple[Array | KeysValues, Array]
-"""What a layer's cross-attention reads: the encoder's output or the layer's keys and values, and `Encoded.real`."""
+"""Input of a layer's cross-attention: the encoder's output or the layer's keys and values, and `Encoded.real`."""
 
 
 class Encoded(NamedTuple):
@@ -227,6 +227,7 @@ class Attention(nn.Module):
     def queries(self, x: Array) -> Array:
         """Returns the queries of cross-attention `[B * n, g * T, K]`, scaled and not rotated."""
 
+        # Positions of encoder and decoder are not comparable, so neither queries nor keys rotate.
         def split(query: Array) -> Array:
             heads = query.reshape(*query.shape[:2], -1, self.sizes.head_dim)
             return self._grouped(heads * jnp.asarray(self.config.scale, query.dtype))
@@ -420,6 +421,7 @@ class DecoderLayer(nn.Module):
     def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
         attention = self.encoder_decoder_attention
         keys_values = source if isinstance(source, tuple) else attention.keys_values(source)
+        # Every token sees the same encoder tokens, but chunks of attention need a mask with an axis of tokens.
         mask = jnp.broadcast_to(real[:, None], (x.shape[0], x.shape[1], real.shape[1]))
         return attention(attention.queries(x), keys_values, mask)
 
@@ -445,6 +447,7 @@ class Stack(nn.Module):
         else:
             layer = recomputed_layer(DecoderLayer, self.remat, static_argnums=(5,))
             self.layers = [layer(c, number) for number in range(c.num_layers)]
+        # The name of the parameter says whose norm it is, as in T5X.
         setattr(self, self.last_norm, norm(c))
         if not c.tied:
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
@@ -550,6 +553,7 @@ class Stack(nn.Module):
 
 def _of_layer(encoded: Encoded, number: Any, stacked: bool = False) -> Cross:
     """Returns what the cross-attention of layer `number` reads."""
+    # Keys and values are computed once, in prefill; training has no cache, so each layer computes its own.
     source = encoded.source
     if isinstance(source, tuple):
         return (layer_at(source[0], number) if stacked else source[number]), encoded.real
@@ -839,7 +843,7 @@ class DecoderLM(CachedModel[DecoderCache]):
             with under(self.mesh):
                 keys, values = self._empty(rows, sizes)
             # The only token of each prompt is pending, so there is nothing to feed and no state to summarize.
-            if encoded is None:
+            if encoded is None:  # an encoder's output has a summary already
                 summary = jnp.zeros((rows, c.d_model), c.dtype)
         else:
             # The prompt is fed without a cache, which avoids reads of empty slots. Rows are padded on the right, so no

@@ -185,6 +185,7 @@ class DecoderConfig:
         if isinstance(self.encoder, dict):
             object.__setattr__(self, "encoder", DecoderConfig(**self.encoder))
         if self.encoder is not None:
+            # A caller changes the outer configuration only, as `checkpoints.load` does with the dtype.
             follows = dataclasses.replace(self.encoder, dtype=self.dtype, scan_layers=self.scanned)
             object.__setattr__(self, "encoder", follows)
         check_sizes(self, "num_layers", "num_kv_heads")

@@ -239,6 +239,7 @@ def fused_widths(path: str, columns: int, config: Any) -> tuple[int, ...] | None
         columns: the parameter's number of columns.
         config: the model's configuration.
     """
+    # T5Gemma's encoder may have another number of heads than its decoder.
     if path.startswith("encoder/"):
         config = getattr(config, "encoder", config)
     if re.fullmatch(r".*/qkv/(kernel|bias)", path):

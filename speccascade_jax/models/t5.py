@@ -670,6 +670,7 @@ class T5Module(nn.Module):
         see: Callable[[Array], Array] = partial(_block_bias, length=cache.length, new=new, slots=slots)
         if branch is not None:
             see = partial(_branch_bias, start=cache.length - branch.num_cached, branch=branch, slots=slots)
+        # A layer's own bias is computed in every call, because a table is small and biases for all slots are not.
         bias = see(static.bias) if static.bias is not None else lambda table: see(_by_distance(table, rows, slots))
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)

@@ -230,7 +230,7 @@ def test_names_shapes_layouts_and_fingerprints(kind):
 
 def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
     shallow = {f"{family}_{size}" for family in ("t5_1_1", "umt5") for size in ("small", "base")}
-    shallow |= {"gemma_2b", "gemma3_270m", "t5gemma_s_s", "t5gemma_b_b"}
+    shallow |= {"gemma_2b", "gemma3_270m", "llama3.2_1b", "t5gemma_s_s", "t5gemma_b_b"}
     shallow |= {name for name in PRESETS if name.startswith("gemma4")}  # their layers differ in shapes
     assert {name for name, config in PRESETS.items() if not config.scanned} == shallow
     deep = dataclasses.replace(GEMMA, num_layers=stacks.SCAN_FROM, scan_layers=None)
