@@ -12,9 +12,9 @@ Examples:
 
 from speccascade_jax.checkpoints.converting import write_checksums
 from speccascade_jax.checkpoints.native import put_back, save
-from speccascade_jax.checkpoints.reading import describe, load, model_of, named
+from speccascade_jax.checkpoints.reading import belongs_to_target, describe, load, model_of, named
 from speccascade_jax.checkpoints.t5x_writing import save_t5x
 from speccascade_jax.storage.errors import CheckpointError
 
-__all__ = ["CheckpointError", "describe", "load", "model_of", "named", "put_back", "save", "save_t5x"]
-__all__ += ["write_checksums"]
+__all__ = ["CheckpointError", "belongs_to_target", "describe", "load", "model_of", "named", "put_back", "save"]
+__all__ += ["save_t5x", "write_checksums"]

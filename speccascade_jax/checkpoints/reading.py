@@ -31,6 +31,7 @@ from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.slices import Blocks, bounds, stream_parts
 from speccascade_jax.core.names import hint
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.models import sharding
 from speccascade_jax.models.families import PRESETS, Config, Model, model_from
@@ -254,13 +255,22 @@ def model_of(path: str | os.PathLike[str]) -> Model:
     """Returns the model that a checkpoint describes, without reading its arrays.
 
     The configuration is checked against the names and shapes of the stored arrays; of a model on the hub, only the
-    configuration is fetched, unless it is a head, whose arrays hold a part of it. Raises the same errors as `load`.
+    configuration is fetched, unless it belongs to a target (`belongs_to_target`). Raises the same errors as `load`.
     """
-    if hub.name_of(path) is not None:
-        folder = located(path, hub.CONFIGURATION)
-        if not eagle3.is_head(folder):
-            return model_from(huggingface.config_of(folder))
+    if hub.name_of(path) is not None and not belongs_to_target(path):
+        return model_from(huggingface.config_of(located(path, hub.CONFIGURATION)))
     return model_from(_config(find(path), None))
+
+
+def belongs_to_target(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a checkpoint is a draft that needs its target to write: an EAGLE-3 head, or an assistant.
+
+    Only a configuration is read, or fetched from the hub. Raises the same errors as `load` for a name on the hub.
+    """
+    folder = located(path, hub.CONFIGURATION)
+    if native.is_ours(folder):
+        return isinstance(model_of(folder), AttachedModel)
+    return eagle3.is_head(folder) or gemma4_assistant.is_assistant(folder)
 
 
 def named(name: str | os.PathLike[str]) -> Model:

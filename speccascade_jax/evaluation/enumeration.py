@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from speccascade_jax import checkpoints
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import DRAFT, TARGET, unknown
@@ -18,6 +19,7 @@ from speccascade_jax.methods import table
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
+from speccascade_jax.pairs.derived import is_derived
 from speccascade_jax.runtime.gin_flags import on_command_line
 from speccascade_jax.storage.files import expanded
 
@@ -83,7 +85,7 @@ def enumerate_points(
     swept = dict.fromkeys(name for template in templates for name in _names(template))
     _check_alphas(alphas, swept, {template.rule for template in templates})
     make_point = partial(Point, pair=pair, evaluation=evaluation.resolved())
-    groups_of_settings = [[Settings(method=TARGET)], [Settings(method=DRAFT)]]
+    groups_of_settings = [[Settings(method=name)] for name in _alone(pair)]
     for template in _in_blocks(templates, block_sizes, bonus):
         chosen = next((alphas[name] for name in _names(template) if name in alphas), None)
         groups_of_settings.append([replace(template, alpha=alpha) for alpha in _alphas(template, chosen)])
@@ -100,6 +102,17 @@ def enumerate_points(
         twice = next(point for n, point in enumerate(points) if point in points[:n])
         raise ValueError(f"the sweep names a point twice: {twice.label()}")
     return groups
+
+
+def _alone(pair: ModelPair) -> tuple[str, ...]:
+    """Returns the methods with one model: the target alone, and the draft alone unless it needs its target to write."""
+    if pair.draft is None or is_derived(pair.draft):
+        return TARGET, DRAFT
+    try:
+        attached = checkpoints.belongs_to_target(pair.draft)
+    except (OSError, ValueError):  # loading the pair reports what is wrong
+        attached = False
+    return (TARGET,) if attached else (TARGET, DRAFT)
 
 
 def _cooler(groups: Sequence[Sequence[Point]], shares: Sequence[float]) -> list[Point]:

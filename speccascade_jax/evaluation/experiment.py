@@ -116,8 +116,8 @@ def sweep(
 ) -> Path | None:
     """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
 
-    The points (configurations) always include the target alone and the draft alone. All points are checked before
-    anything is loaded.
+    The points (configurations) always include the target alone and, unless the draft needs its target to write, the
+    draft alone. All points are checked before anything is loaded.
 
     Args:
         pair: the models.

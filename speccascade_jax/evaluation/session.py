@@ -271,9 +271,10 @@ def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
         read = [hub.located(path, hub.VOCABULARY) for path in (target, draft) if not is_derived(path)]
         text = shared_vocabulary(read, vocabulary)
         require_template(text and text.of_target(read[0]))
-    models = [path for path in (source.target, source.draft) if path is not None]
-    for path in [*models, *(path for path in source.others.values() if not is_derived(path))]:
-        checkpoints.model_of(path)
+    models = [path for path in (source.target, source.draft, *source.others.values()) if path is not None]
+    for path in models:
+        if not is_derived(path):
+            checkpoints.model_of(path)
 
 
 def _paths(source: ModelPair) -> tuple[str | Path, str | Path, str | Path | None]:

@@ -12,8 +12,6 @@ from typing import Any, Self
 from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints.eagle3 import is_head
-from speccascade_jax.checkpoints.gemma4_assistant import is_assistant
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import AttachedModel
@@ -287,8 +285,7 @@ class Pair:
         read = {name: located(path) for name, path in paths.items() if name not in words}
         text = shared_vocabulary(list(read.values()), vocabulary)
         # Sizes are checked before the weights are read, which may take minutes.
-        heads = [path for path in read.values() if is_head(path) or is_assistant(path)]
-        _check_heads(read["target"], heads)
+        _check_heads(read["target"], [path for path in read.values() if checkpoints.belongs_to_target(path)])
         text, entries = _fitted(text, vocab_size, list(read.values()))
         grid = mesh if mesh is None or isinstance(mesh, Mesh) else meshes.make(mesh)
         ways = {name: (dtype, False) if name == "target" else (small_dtype, draft_whole) for name in read}

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speccascade_jax import checkpoints
 from speccascade_jax.evaluation import enumeration, experiment, points
 from speccascade_jax.evaluation.curves import curve, facts
 from speccascade_jax.evaluation.enumeration import enumerate_points
 from speccascade_jax.evaluation.points import Evaluation, Level, ModelPair, Point, Settings, recorded, validate
 from speccascade_jax.rules.deferral import RULES
 from speccascade_jax.storage.files import point_key
+from tests.support import eagle3_files, gemma4_assistant_files
 from tests.support.recipes import resolve, stop_before_loading  # noqa: F401 (a fixture)
 
 
@@ -29,6 +31,22 @@ def test_unused_alphas_of_a_file_are_expected_if_the_command_line_replaces_its_m
         warnings.simplefilter("always")
         _points(alphas={"chow": (0.5,)})
     assert sum("the alphas of chow are not used" in str(warning.message) for warning in caught) == said
+
+
+@pytest.mark.parametrize("kind", ["head", "head in the package's format", "assistant", "exit:1", "absent/draft"])
+def test_a_draft_that_needs_its_target_is_not_measured_alone(kind, tmp_path):
+    draft = tmp_path / "draft"
+    if "head" in kind:
+        eagle3_files.write(draft)
+    if "format" in kind:
+        checkpoints.save(tmp_path / "saved", *checkpoints.load(draft))
+        draft = tmp_path / "saved"
+    if kind == "assistant":
+        gemma4_assistant_files.write(draft)
+    if kind in ("exit:1", "absent/draft"):
+        draft = kind
+    first = [group[0].settings.method for group in _points(pair=ModelPair(name="pair", target="target", draft=draft))]
+    assert ("autoregressive_draft" in first) == (kind in ("exit:1", "absent/draft"))
 
 
 def test_target_and_draft_alone_come_first_for_every_sampling_and_seed():
