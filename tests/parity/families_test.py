@@ -1,6 +1,8 @@
 """Newer decoder-only families against transformers with equal random weights: logits, sharded files, greedy text."""
 
 import dataclasses
+import itertools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,8 @@ WAYS = {
     "joint": {"block_size": 5, "verify": "block"},
     "exit": {"block_size": 3},
 }
-# The families share one decoder, so each way is compared on the family whose mechanisms it could break.
+# The families share one decoder, so each way is compared on the family whose mechanisms it could break;
+# SPECCASCADE_FAMILIES=all compares every family in every way (docs/models.md).
 CASES = [
     ("qwen3", "block of 12"), ("qwen3_moe", "joint"), ("gemma3", "alone"), ("gemma3", "block of 5"),
     ("gemma1", "block of 1"), ("mistral", "tree"), ("smollm3", "joint"), ("smollm3", "exit"),
@@ -43,10 +46,13 @@ SHALLOW = {
     },
     # the draft, the first layer, is dense
     "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
+    "gemma4": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
-    **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral")},
+    **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral", "mixtral")},
 }
 """Options of a family with few layers, which compile faster."""
+if os.environ.get("SPECCASCADE_FAMILIES") == "all":
+    CASES = list(itertools.product(SHALLOW, WAYS))
 EXITS = {"gemma4, small": 3}
 """Layers of early exits where they are not the first; this one has no keys and values of its own."""
 
