@@ -151,11 +151,12 @@ def test_every_page_names_files_that_exist():
             assert exists or path.startswith(IDEAS), f"{page.name} names {path}"
 
 
-WORDS = 18_200
+WORDS = 19_100
 """The most words that the pages of docs/ may have together; measurements in docs/results/ are not counted.
 
-Raised by 1,450 for finetuning.md and reproduce_t5.md, because training had no page before, and by 550 for buckets,
-scales, and launching on spot machines.
+Raised by 1,450 for finetuning.md and reproduce_t5.md, because training had no page before, by 550 for buckets,
+scales, and launching on spot machines, and by 900 for names on the hub, chat, heads, assistants and the table of
+families.
 """
 UNWANTED = {
     r"\blaws?\b": "'distribution', or 'exactness tests'",
