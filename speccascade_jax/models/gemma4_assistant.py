@@ -91,7 +91,7 @@ def assistant_shapes(c: AssistantConfig) -> dict[str, tuple[int, ...]]:
 
 
 class Shared(NamedTuple):
-    """What the layers of one kind read of the target.
+    """Arguments of the layers of one kind, which come from the target's cache.
 
     Attributes:
         by: the turns of the pending token's position, `[B, 1, 1, K / 2]`.
@@ -113,6 +113,7 @@ def shared_with(c: AssistantConfig, of: DecoderConfig, cache: DecoderCache, new:
         keys_values, seen = last_layer(of, cache, kind, window)
         rotation = "global" if kind == "local" and c.local_rope_base is None else kind
         by = turns(c, cache.length[:, None], rotation)
+        # All tokens of a block or a tree see the same slots, because none of them is written.
         shared[kind] = Shared(by, jnp.broadcast_to(seen, (seen.shape[0], new, seen.shape[2])), keys_values)
     return shared
 
@@ -183,6 +184,7 @@ class AssistantModule(nn.Module):
         if c.num_centroids is None:
             return real_entries(self.token_embedder.attend(hidden), c.vocab_size)
         ids = self.decoder.candidates(hidden)
+        # Other tokens keep -inf. transformers gives them the least logit less 1, which depends on the whole batch.
         # Only the candidates' rows are read, some 4,000 of 262,144.
         products = jnp.einsum("bte,btae->bta", hidden, self.token_embedder(ids), preferred_element_type=jnp.float32)
         blank = jnp.full((*hidden.shape[:2], c.num_embeddings), -jnp.inf, products.dtype)
@@ -230,7 +232,7 @@ class Assistant(DecoderLM):
 
     @property
     def about(self) -> str:
-        """Which tokens it drafts, and what it reads of its target."""
+        """Description of the tokens that it draws from, and of its target."""
         c = self.config
         size = c.num_embeddings if c.num_centroids is None else c.num_embeddings // c.num_centroids * c.active_centroids
         return (
