@@ -331,6 +331,7 @@ class LayerInputs(nn.Module):
         looked_up = self.embedder(tokens) * jnp.asarray(math.sqrt(width or 0), embedded.dtype)
         projected = self.projection(embedded) * jnp.asarray(self.config.d_model**-0.5, embedded.dtype)
         projected, looked_up = (x.reshape(*x.shape[:2], -1, width) for x in (projected, looked_up))
+        # The sum of two independent parts has the variance of both together, so √0.5 keeps that of one part.
         return (self.norm(projected) + looked_up) * jnp.asarray(math.sqrt(0.5), embedded.dtype)
 
 
@@ -507,6 +508,7 @@ class Stack(nn.Module):
                 shared=attended[source] if shares else None,
                 layer_input=None if layer_inputs is None else layer_inputs[:, :, number],
             )
+            # A layer has the kind of its source, so the source's turns and mask are right for both.
             x, keys_values = self.layers[number](x, by[source], masks[source], here, fixed, beside)
             # The states are stored before the last norm, because an early exit applies the last norm itself
             # (`exit_logits`).
@@ -534,6 +536,7 @@ class Stack(nn.Module):
             here = None
             if slots is not None:
                 here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
+            # A slice of the stack would copy all experts of the layer, of which a block uses a few.
             if fixed and layer.sparse:
                 params = in_place(params, self.stack, number)
             beside = ALONE if encoded is None else Beside(_of_layer(encoded, number, stacked=True))
@@ -541,6 +544,8 @@ class Stack(nn.Module):
             output = x if recorded else None
             if slots is None:
                 return (x, caches), (output, written)
+            # `written` holds the caches of all layers of the place, so it replaces the carried ones. If it were an
+            # output, the scan would keep it once for each group.
             return (x, (*caches[:place], written, *caches[place + 1 :])), (output, None)
 
         caches = tuple((place.keys, place.values) for place in slots or ())

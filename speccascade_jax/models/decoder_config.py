@@ -234,6 +234,7 @@ class DecoderConfig:
         for name in ("local_rope_base", "query_scale") if self.global_head_dim and "local" in self.pattern else ():
             if getattr(self, name) is None:
                 raise ValueError(f"global_head_dim is set, but {name} is not: its default depends on a single head_dim")
+        # A layer without keys reads those of a layer with its window and rotation, so its kind must occur before.
         if lost := set(self.kinds[self.num_caches :]) - set(self.kinds[: self.num_caches]):
             raise ValueError(
                 f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
@@ -262,6 +263,7 @@ class DecoderConfig:
     @property
     def alike(self) -> bool:
         """Whether all layers have parameters of equal shapes, which a scan needs."""
+        # `shared_d_ff` is not tested, because it changes layers only if `kv_layers` is set.
         unlike = (self.global_head_dim, self.global_kv_heads, self.keys_as_values, self.kv_layers, self.layer_input)
         return not any(unlike) and len(set(self.sparse)) < 2
 
@@ -312,6 +314,7 @@ class DecoderConfig:
     def rotations(self) -> tuple[str, ...]:
         """For each of `places`, the kind of layer whose rotary frequencies its layers have (`frequencies`)."""
         kinds = self.kinds[: self.period if self.scanned else self.num_caches]
+        # Kinds with equal frequencies get one name, so that their angles are computed once (`turns_by_place`).
         return tuple("global" if kind == "local" and self.local_rope_base is None else kind for kind in kinds)
 
     @property
@@ -351,6 +354,7 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
     if c.layer_input:
+        # A table's row holds a token's embeddings for all layers, so one lookup serves all of them.
         width = c.num_layers * c.layer_input
         shapes |= {"layer_inputs/embedder/embedding": (c.num_embeddings, width)}
         shapes |= {"layer_inputs/projection/kernel": (c.d_model, width), "layer_inputs/norm/scale": (c.layer_input,)}
@@ -403,6 +407,7 @@ def _attention_shapes(c: DecoderConfig, layer: LayerSizes, part: str, source: in
         shapes[f"{part}/{name}/kernel"] = (width, heads * layer.head_dim)
         if c.qkv_bias:
             shapes[f"{part}/{name}/bias"] = (heads * layer.head_dim,)
+    # The norm of values has no scale, so it has no parameter.
     if c.qk_norm:
         shapes |= {f"{part}/{name}_norm/scale": (layer.head_dim,) for name in layer.projections[:2]}
     return shapes | {f"{part}/out/kernel": (c.num_heads * layer.head_dim, c.d_model)}

@@ -141,6 +141,7 @@ class FirstLayer(DecoderLayer):
         embedded, states = jnp.split(x, 2, axis=-1)
         normalized = self.hidden_norm(states)
         inputs = jnp.concatenate([self.pre_self_attention_layer_norm(embedded), normalized], axis=-1)
+        # The residual stream carries the state only. A token's embedding reaches it through attention.
         return self.from_input(inputs, normalized if c.norm_before_residual else states, by, mask, slots, fixed, beside)
 
 
@@ -169,6 +170,7 @@ class HeadStack(nn.Module):
         for layer, turned, mask, place in zip(self.layers, by, masks, slots, strict=True):
             x, keys_values = layer(x, turned, _without_first(mask), place)
             attended.append(keys_values)
+        # The output layer needs normalized states, so the last norm is applied exactly once: here or in `logits`.
         return self.decoder_norm(x) if self.config.norm_output else x, tuple(attended)
 
     def fuse(self, hidden: Array) -> Array:
@@ -185,6 +187,7 @@ class HeadStack(nn.Module):
 
 def _without_first(mask: Array) -> Array:
     """Returns the mask `[B, T, S]` without slot 0, except for the token in slot 0, which sees no other slot."""
+    # A softmax over no visible slot would weigh all slots alike, so the first token keeps its slot.
     alone = mask.sum(-1, keepdims=True) == 1
     return mask & (alone | (jnp.arange(mask.shape[-1]) > 0))
 
@@ -213,6 +216,8 @@ class Eagle3Module(DecoderModule):
 
     def extend(self, cache: Any, tokens: Array, branch: Branch | None = None) -> tuple[LMOutput, Any]:
         """Feeds one token, or entries of a tree, after the states in the cache, which the new states then replace."""
+        # A tree's entry 0 is fed alone, and its state replaces the one before it. From then on column `i` of the states
+        # is that of entry `i`, so the number of an entry's parent is the column of the state that the entry reads.
         before = jnp.asarray((0,) if branch is None else branch.parents)
         inputs = jnp.concatenate([self.embed(tokens), cache.states[:, before]], axis=-1)
         out, after = self.extend_inputs(cache, inputs, branch)
@@ -345,6 +350,8 @@ class Eagle3(CachedModel[HeadCache]):
             length: int32 `[B, 2]`, the rows' lengths before and after the round.
             active: bool `[B]`, the rows that took part; other rows keep their entries.
         """
+        # The pending token's entry stays, because drafting wrote it from a state of the target. The last new token is
+        # pending now, and the next round reads it, so the entries end one token before the row does.
         begin, end = jnp.where(active[:, None], length - jnp.asarray([0, 1]), cache.length[:, None]).T
         states = self._apply(params, hidden, method="fuse")
         fed = self._fed(params, self.rollback(cache, begin), tokens, states, end)
@@ -352,6 +359,8 @@ class Eagle3(CachedModel[HeadCache]):
 
     def _fed(self, params: Params, cache: HeadCache, tokens: Array, states: Array, end: Array) -> HeadCache:
         """Feeds `tokens` `[B, T]` until each row has consumed `end` tokens; `states` `[B, T + 1, E]` precede them."""
+        # Shapes cannot depend on how many tokens a row kept, so each row is fed all of them. Entries from `end` on are
+        # hidden until later tokens overwrite them.
         fed = self.rollback(self._apply(params, cache, tokens, states[:, :-1], method="feed"), end)
         next_state = (end - cache.length)[:, None, None]
         return replace(fed, states=jnp.take_along_axis(states, next_state, axis=1))

@@ -135,6 +135,7 @@ class Experts(nn.Module):
     def _mix_by_expert(self, x: Array, weights: Array, chosen: Array, kernels: Kernels, _: bool) -> Array:
         """Returns float32 `[N, E]` by a loop over the chosen experts, each of which reads all tokens `[N, E]`."""
         picks = chosen[..., None] == jnp.arange(self.config.num_experts)
+        # `picks` is [N, k, X]. The others become [X, N], so that the loop takes one row of them for each expert.
         picked = picks.any(1).T
         factors = jnp.where(picks, weights[..., None], 0.0).sum(1).T
         used = picked.any(1)
@@ -206,10 +207,16 @@ class Blocks(NamedTuple):
         order = jnp.argsort(choices, stable=True).astype(jnp.int32)
         expert = choices[order]
         rank = jnp.arange(len(choices)) - (jnp.cumsum(counts) - counts)[expert]
+        # `counts // -size` is minus the number of an expert's blocks, so the sum is the number of its first block.
         slots = (ends + counts // -size)[expert] * size + rank
+        # Each chosen expert has at most one block that is not full.
         most = min(experts, len(choices)) + len(choices) // size
         assigned = jnp.full(most * size, len(choices), jnp.int32).at[slots].set(order).reshape(most, size)
+        # An expert without tokens ends where the expert before it does, and `right` passes over it. Blocks after the
+        # last end have no expert. They get the last one, but all their places are empty.
         by_block = jnp.searchsorted(ends, jnp.arange(most), side="right")
+        # The division turns the mark of empty places, the number of choices, into the number of tokens, which is out of
+        # range too: reads there give zeros, and writes are dropped.
         return cls(assigned, assigned // chosen.shape[1], jnp.minimum(by_block, experts - 1), ends[-1])
 
     @staticmethod

@@ -112,6 +112,7 @@ def shared_with(c: AssistantConfig, of: DecoderConfig, cache: DecoderCache, new:
         window = None if c.window is None or kind != "local" else c.window + 1
         keys_values, seen = last_layer(of, cache, kind, window)
         rotation = "global" if kind == "local" and c.local_rope_base is None else kind
+        # The target has consumed all tokens before the pending one, so its length is the pending token's position.
         by = turns(c, cache.length[:, None], rotation)
         # All tokens of a block or a tree see the same slots, because none of them is written.
         shared[kind] = Shared(by, jnp.broadcast_to(seen, (seen.shape[0], new, seen.shape[2])), keys_values)
@@ -127,7 +128,8 @@ class Clusters(nn.Module):
     def __call__(self, chosen: Array, clusters: int) -> Array:
         """Returns the ids `[B, T, A]` in the chosen clusters `[B, T, k]`."""
         ids = self.param("ids", lambda _: jnp.arange(self.entries, dtype=jnp.int32))
-        # Programs that are compiled from shapes alone have no integers among their parameters.
+        # All clusters have one size (`AssistantConfig`), so each row of the reshaped ids is a cluster. Programs that
+        # are compiled from shapes alone have no integers among their parameters.
         return ids.astype(jnp.int32).reshape(clusters, -1)[chosen].reshape(*chosen.shape[:2], -1)
 
 
@@ -150,6 +152,7 @@ class AssistantStack(nn.Module):
         x = self.pre_projection(inputs)
         for layer, kind in zip(self.layers, self.config.kinds, strict=True):
             by, mask, keys_values = shared[kind]
+            # A layer without slots writes nothing, so a draft cannot change the target's cache.
             x = layer(x, by, mask, None, beside=Beside(shared=keys_values))[0]
         hidden = self.decoder_norm(x)
         return hidden, self.post_projection(hidden)
@@ -188,6 +191,7 @@ class AssistantModule(nn.Module):
         # Only the candidates' rows are read, some 4,000 of 262,144.
         products = jnp.einsum("bte,btae->bta", hidden, self.token_embedder(ids), preferred_element_type=jnp.float32)
         blank = jnp.full((*hidden.shape[:2], c.num_embeddings), -jnp.inf, products.dtype)
+        # A token is in one cluster only, so no id occurs twice, and the order of the writes does not matter.
         return real_entries(jnp.put_along_axis(blank, ids, products, axis=-1, inplace=False), c.vocab_size)
 
 
@@ -266,16 +270,20 @@ class Assistant(DecoderLM):
                 f"the Gemma 4 assistant reads hidden states of width {c.target_width}, but the target's have width "
                 f"{of.d_model}: {_OTHER}"
             )
+        # The target's later layers share the keys and values of these, so there is no cache of theirs to read.
         of_kinds = of.kinds[: of.num_caches]
         for number, kind in enumerate(c.kinds):
             if kind not in of_kinds:
                 raise ValueError(f"the Gemma 4 assistant has {kind} layers, but the target has none: {_OTHER}")
             mine, theirs = c.layer(number), of.layer(of_kinds.index(kind))
+            # Only key-value heads must agree. The numbers of query heads and of hidden units may differ.
             if mine[:2] != theirs[:2]:
                 raise ValueError(
                     f"the Gemma 4 assistant's {kind} layers read {mine.kv_heads} key-value heads of width "
                     f"{mine.head_dim}, but the target's have {theirs.kv_heads} of width {theirs.head_dim}: {_OTHER}"
                 )
+        # After the longest rollback, the target's ring buffers hold its window and one position more, which is all that
+        # the assistant's local layers may see (`shared_with`).
         if "local" in c.kinds and c.window > of.window:
             raise ValueError(
                 f"the Gemma 4 assistant has a window of {c.window} positions, but the target's is {of.window}: {_OTHER}"
@@ -305,6 +313,7 @@ class Assistant(DecoderLM):
 
     def _read(self, params: Weights, tokens: Array, states: Array) -> tuple[LMOutput, Array]:
         own, target = params
+        # The target scales these embeddings by its own `embedding_scale`, as it does for its first layer.
         inputs = jnp.concatenate([self.of.embed(target.params, tokens), states], axis=-1)
         with full_precision(self.config.dtype), under(self.mesh):
             shared = shared_with(self.config, self.of.config, target.cache, tokens.shape[1])

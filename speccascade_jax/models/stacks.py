@@ -98,6 +98,7 @@ def put_layer(stack: Array | None, leaf: Array, layer: int, layers: int) -> Arra
     return written
 
 
+# The result takes the memory of the donated stack. Otherwise each write would need a second copy of it.
 @partial(jax.jit, donate_argnums=0)
 def _write(stack: Array, leaf: Array, layer: Array) -> Array:
     written: Array = jax.lax.dynamic_update_index_in_dim(stack, leaf, layer, 0)
@@ -121,6 +122,7 @@ def stack_params(params: Params) -> Params:
             raise ValueError(f"{path} is packed, and packed matrices are not stacked: load with scan_layers=False")
         layers.setdefault(place[0], {})[place[1]] = leaf
     for path, parts in layers.items():
+        # The numbers give the order, because by name `layers_10` comes before `layers_2`.
         ordered = [parts[number] for number in range(len(parts))]
         out[path] = np.stack(ordered) if isinstance(ordered[0], np.ndarray) else jnp.stack(ordered)
     return unflatten_dict(out, sep="/")
@@ -227,6 +229,8 @@ def over_layers(
         parts = None if fixed else jax.tree.map(lambda x: _grouped(x[: groups * period], period), stack)
         carry, stacked = jax.lax.scan(group, carry, (numbers, parts))
         outputs = list(stacked)
+    # The layers that are left over take the first places of a group, so `in_order` finds them after these places'
+    # other layers.
     for place in range(rest):
         number = groups * period + place
         carry, out = body(carry, jax.tree.map(lambda leaf, index=number: leaf[index], stack), place, number)

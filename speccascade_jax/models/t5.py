@@ -374,6 +374,8 @@ def _block_bias(by_distance: Array, length: Array, new: int, slots: int) -> Arra
     """
 
     def window(row: Array, row_length: Array) -> Array:
+        # The slice begins with the distance from the block's last token to slot 0. This index is not negative, because
+        # the block fits into the cache; `dynamic_slice` would shift a slice that does not fit, without an error.
         return jax.lax.dynamic_slice_in_dim(row, slots - row_length - new, slots + new - 1, axis=-1)
 
     # Each row takes one slice, because a gather for each query and slot would be slow on a CPU.
@@ -467,6 +469,7 @@ def _dropout_key(module: nn.Module, deterministic: bool) -> Array | None:
 
 def _dropout_of(key: Array | None, layer: Any) -> dict[str, Array]:
     """Returns the key of one layer's dropout, as an argument `rngs`."""
+    # The layers of a scan are one program, so with equal keys all of them would drop the same units.
     return {} if key is None else {"dropout": jax.random.fold_in(key, layer)}
 
 
@@ -574,11 +577,13 @@ class Decoder(nn.Module):
         if not c.layer_dropout:
             return after
         rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
+        # The first layer's rate is 0. In a scan the number is not known here, and the draw below keeps all rows.
         if isinstance(i, int) and not i:
             return after
-        # Unlike dropout, the result is not rescaled: the input of a skipped layer is a valid input of the next layer.
+        # In a scan, dropout inside the layer begins with `key`, so another key, derived from it, decides on the layer.
         key = self.make_rng("dropout") if key is None else jax.random.fold_in(key, c.num_decoder_layers)
         kept = jax.random.bernoulli(key, 1 - rate, (len(after), 1, 1))
+        # Unlike dropout, the result is not rescaled: the input of a skipped layer is a valid input of the next layer.
         return jnp.where(kept, after, before)
 
 
