@@ -11,6 +11,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import gin
@@ -247,7 +248,9 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
         raise ValueError(f"name at least one --gin_file; for example: {example}; --help lists all flags")
     parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
     if hosts.many():
-        hosts.check_same(_settings())
+        values = _settings()
+        portable = {name: repr(_portable(value)) for name, value in values.items()}
+        hosts.check_same({name: repr(value) for name, value in values.items()}, portable)
 
 
 _MAY_DIFFER = {
@@ -257,20 +260,37 @@ _MAY_DIFFER = {
 """Flags that may differ between processes. Gin's files may, too: `_settings` has what they set."""
 
 
-def _settings() -> dict[str, str]:
-    """Returns the text of all values that gin has read, and of the flags of the command line, by name."""
+def _settings() -> dict[str, Any]:
+    """Returns all values that gin has read, and those of the flags of the command line, by name."""
     values = {
         _parameter(scope, selector, name): value
         for (scope, selector), parameters in gin.config._CONFIG.items()
         for name, value in parameters.items()
     }
     named = {f"--{name}": flags.FLAGS[name].value for name in flags.FLAGS if flags.FLAGS[name].present}
-    values |= {name: value for name, value in named.items() if name.removeprefix("--") not in _MAY_DIFFER}
-    return {name: _LOCAL_PATH.sub("'a local path'", repr(value)) for name, value in values.items()}
+    return values | {name: value for name, value in named.items() if name.removeprefix("--") not in _MAY_DIFFER}
 
 
-_LOCAL_PATH = re.compile(r"'(?!\w+://)[^']*/[^']*'")
-"""A path in the text of a value: hosts may have the same files in different folders."""
+def _portable(value: Any) -> Any:
+    """Returns a value with local paths replaced by their last parts: hosts may have a file in different folders."""
+    if isinstance(value, str) and _is_local_path(value):
+        return f"…/{PurePath(value).name}"
+    if isinstance(value, Mapping):
+        return {key: _portable(entry) for key, entry in value.items()}
+    return [_portable(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+_ROOTED = re.compile(r"(/|\.\.?/|~[\w.-]*/)\S*")
+"""A text that is a local path, whether it exists or not."""
+_NO_PATH = re.compile(r"[^{\n]*[{\n]|\w+:")
+"""Beginning of a text that is a template, an address such as `gs://b` or a name on the hub (`hf:owner/name`)."""
+
+
+def _is_local_path(text: str) -> bool:
+    """Returns whether a text is a local path; one that could also be a name on the hub or a sentence must exist."""
+    if _NO_PATH.match(text):
+        return False
+    return _ROOTED.fullmatch(text) is not None or ("/" in text and os.path.exists(text))
 
 
 def _parameter(scope: str, selector: str, name: str) -> str:

@@ -26,7 +26,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -53,6 +53,8 @@ COMING = 300.0
 """Number of seconds in which all processes must have started."""
 PATIENCE = 60
 """Number of seconds that a process waits for a connection to another process."""
+LEAD = 0.5
+"""Number of seconds by which the other processes end before the first one if all end with an error."""
 NOTICED = 2.0
 """Number of seconds within which a process notices that another process has died."""
 _SYNC_POINTS = itertools.count()
@@ -74,7 +76,7 @@ _NO_CLUSTER = "coordinator_address should be defined"
 _PORT = 8476
 _SHOWN = 3
 """Number of different settings that an error shows."""
-_UNSET = "not set"
+_UNSET = ("not set", "not set")
 _ALL = "--coordinator_address, --process_count and --process_index"
 
 
@@ -278,17 +280,34 @@ def check_shared(folder: Path) -> None:
         )
 
 
-def check_same(settings: Mapping[str, str]) -> None:
+def check_same(
+    settings: Mapping[str, str],
+    portable: Mapping[str, str] | None = None,
+    remedy: str = "start all processes with the same settings",
+) -> None:
     """Raises ValueError if this process has other settings than the first one; all processes must call this function.
 
     Processes with other settings run other programs, and would wait for each other without end.
+
+    Args:
+        settings: texts of values, by name.
+        portable: a second text of the same values, by name, which may be equal where the first one is not.
+        remedy: end of the error message.
     """
-    expected = agreed(dict(settings))
-    pairs = {name: (settings.get(name, _UNSET), expected.get(name, _UNSET)) for name in {**expected, **settings}}
-    wrong = [f"{name} is {_difference(*pair)}" for name, pair in pairs.items() if pair[0] != pair[1]]
+    here = {name: [text, (portable or settings)[name]] for name, text in settings.items()}
+    expected = agreed(here)
+    pairs = {name: (here.get(name, _UNSET), expected.get(name, _UNSET)) for name in {**expected, **here}}
+    wrong = [
+        f"{name} is {_difference(one[0], other[0])}" for name, (one, other) in pairs.items() if _differ(one, other)
+    ]
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" * (len(wrong) > _SHOWN)
-        raise ValueError(f"{'; '.join(wrong[:_SHOWN])}{more}: start all processes with the same settings")
+        raise ValueError(f"{'; '.join(wrong[:_SHOWN])}{more}: {remedy}")
+
+
+def _differ(here: Sequence[str], first: Sequence[str]) -> bool:
+    """Returns whether all texts of a value differ."""
+    return all(one != other for one, other in zip(here, first, strict=True))
 
 
 def _difference(here: str, first: str) -> str:
@@ -377,9 +396,22 @@ def _say_done() -> None:
 def _say_failed(error: BaseException) -> None:
     """Tells the other processes the error that ends this one; signals and bare exit statuses have no words to tell."""
     if isinstance(error, SystemExit) and isinstance(error.code, str):
-        _say(_FAILED + error.code.removeprefix("error: ").encode())
+        _say_last(_FAILED + error.code.removeprefix("error: ").encode())
     elif isinstance(error, Exception):
-        _say(_FAILED + f"{type(error).__name__}: {error}".encode())
+        _say_last(_FAILED + f"{type(error).__name__}: {error}".encode())
+
+
+def _say_last(words: bytes) -> None:
+    """Tells the other processes why all end, and lets them end before the first process does.
+
+    JAX's coordinator is a part of the first process, and the others would print pages of gRPC's errors without it.
+    """
+    _say(words)
+    for connection in _CONNECTIONS.values():
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+    if many() and first():
+        time.sleep(LEAD)
 
 
 def _say(words: bytes) -> None:
@@ -457,7 +489,7 @@ def _listen(other: int, count: int, connection: socket.socket) -> None:
     if words == _SILENT:
         reason, status = f" or is suspended: nothing has come from it for {SILENCE:.0f} s; {_AGAIN}", STATUS
     elif words.startswith(_FAILED):
-        _say(words)  # only the first process is connected to all
+        _say_last(words)  # only the first process is connected to all
         reason, status = f": {words[len(_FAILED) :].decode(errors='replace')}", 1
     else:
         reason, status = f"; {_AGAIN}", STATUS

@@ -9,10 +9,10 @@ from speccascade_jax.runtime import gin_flags, hosts
 
 @pytest.fixture
 def read(monkeypatch):
-    """Returns a function that reads gin bindings on a command line and returns the settings that it compares."""
+    """Returns a function that reads gin bindings on a command line and returns the texts that it compares, by name."""
     compared = []
     monkeypatch.setattr(hosts, "many", lambda: True)
-    monkeypatch.setattr(hosts, "check_same", compared.append)
+    monkeypatch.setattr(hosts, "check_same", lambda *texts: compared.append(texts))
 
     def read(*arguments):
         parsed = flags.FlagValues()
@@ -31,10 +31,28 @@ def read(monkeypatch):
 
 def test_processes_compare_what_gin_has_read_and_their_flags_but_not_where_files_lie(read):
     flagged = ("--shard_id=1", "--coordinator_address=a:1", "--process_index=0", "--gin.ModelPair.name='/a/pair'")
-    here = read(*flagged, "--gin.sweep.output='gs://b/s.jsonl'")
-    assert here["ModelPair.name"] == "'a local path'" and here["sweep.output"] == "'gs://b/s.jsonl'"
+    exact, here = read(*flagged, "--gin.sweep.output='gs://b/s.jsonl'")
+    assert exact["ModelPair.name"] == "'/a/pair'"
+    assert here["ModelPair.name"] == "'…/pair'" and here["sweep.output"] == "'gs://b/s.jsonl'"
     assert here["Evaluation.quality_batch"] == "32" and here["--shard_id"] == "1"
     assert not {"--coordinator_address", "--process_index", "--gin_file", "--gin_bindings"} & set(here)
-    there = read("--shard_id=1", "--process_index=1", "--gin.ModelPair.name='/b/pair'", "--gin.sweep.seeds=(1,)")
+    _, there = read("--shard_id=1", "--process_index=1", "--gin.ModelPair.name='/b/pair'", "--gin.sweep.seeds=(1,)")
     different = {name for name in {**here, **there} if here.get(name) != there.get(name)}
     assert different == {"sweep.output", "sweep.seeds"}
+
+
+@pytest.mark.parametrize(("here", "there", "same"), [
+    ("/a/mine.tsv", "/b/c/mine.tsv", True), ("~/mine.tsv", "../mine.tsv", True), ("/a/gemma-4b", "/a/gemma-12b", False),
+    (("x", "/a/y z"), ("x", "/b/y z"), False), ("a/mine.tsv", "b/mine.tsv", True), ("a/mine.tsv", "c/mine.tsv", False),
+    ({"k": ["/a/m"]}, {"k": ["/b/m"]}, True), ("google/gemma-3-4b-it", "google/gemma-3-12b-it", False),
+    ("google/gemma", "other/gemma", False), ("hf:google/x@main", "hf:google/x@abc", False),
+    ("hf:a/x", "hf:b/x", False), ("gs://a/x", "gs://b/x", False), ("EN/DE: {source}", "DE/EN: {source}", False),
+    ("/EN/{source}", "/DE/{source}", False), ("and/or", "either/or", False), ("~5 EN/DE", "~5 FR/DE", False),
+    (("</s>",), ("</end>",), False), ({"system": "it's a/b"}, {"system": "it's c/b"}, False),
+])  # fmt: skip
+def test_only_local_paths_with_the_same_last_part_are_alike(here, there, same, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.tsv").touch()
+    assert (gin_flags._portable(here) == gin_flags._portable(there)) == same

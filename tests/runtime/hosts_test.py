@@ -231,13 +231,34 @@ def test_a_folder_that_processes_do_not_share_is_refused(index, shared, monkeypa
 
 
 def test_a_process_with_other_settings_names_them(monkeypatch):
-    monkeypatch.setattr(hosts, "agreed", lambda value: {"a": "1", "b": "x" * 100 + "1", "c": "2", "d": "1", "e": "0"})
-    hosts.check_same(hosts.agreed(None))
+    first = {"a": "1", "b": "x" * 100 + "1", "c": "2", "d": "1", "e": "0"}
+    monkeypatch.setattr(hosts, "agreed", lambda value: {name: [text, text] for name, text in first.items()})
+    hosts.check_same(first)
     with pytest.raises(ValueError, match="start all processes with the same settings") as refused:
         hosts.check_same({"b": "x" * 100 + "2", "c": "2", "d": "2", "f": "3"})
     said = str(refused.value)
     assert said.startswith("a is not set in process 0 and 1 in process 0; ")
     assert f"b is …{'x' * 30}2 in process 0 and …{'x' * 30}1 in process 0; " in said and "; and 2 more: start" in said
+
+
+def test_values_are_the_same_if_one_of_their_texts_is(monkeypatch):
+    monkeypatch.setattr(hosts, "agreed", lambda value: {"out": ["r/o", "…/o"], "file": ["/a/f", "…/f"]})
+    # a folder of results may exist in one process only, so the second text of the same setting may differ
+    hosts.check_same({"out": "r/o", "file": "/b/f"}, {"out": "r/o", "file": "…/f"})
+    with pytest.raises(ValueError, match=r"^file is /b/g in process 0 and /a/f in process 0: copy it$"):
+        hosts.check_same({"out": "r/o", "file": "/b/g"}, {"out": "r/o", "file": "…/g"}, "copy it")
+
+
+def test_the_first_process_ends_after_it_has_said_why(monkeypatch):
+    own_end, remote_end = socket.socketpair()
+    slept = []
+    monkeypatch.setattr(hosts, "_CONNECTIONS", {1: own_end})
+    monkeypatch.setattr(hosts, "many", lambda: True)
+    monkeypatch.setattr(hosts, "first", lambda: True)
+    # the other process reads the end of the words while this one still waits
+    monkeypatch.setattr(hosts.time, "sleep", lambda _: slept.append(hosts._last_words(remote_end)))
+    hosts._say_failed(ValueError("x"))
+    assert slept == [b"!ValueError: x"]
 
 
 @pytest.mark.parametrize(("logs", "message"), [

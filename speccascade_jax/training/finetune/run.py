@@ -19,7 +19,7 @@ from speccascade_jax.storage.checksums import digest
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
 from speccascade_jax.training.bucket_states import open_states
-from speccascade_jax.training.finetune import decoding, partition, steps, watching
+from speccascade_jax.training.finetune import agreement, decoding, partition, steps, watching
 from speccascade_jax.training.finetune.batches import PlannedBatch, check_data
 from speccascade_jax.training.finetune.evaluations import acceptance_of, beside, validation_batches
 from speccascade_jax.training.finetune.trainer import MODEL, Trainer, write_model
@@ -85,6 +85,7 @@ class Run:
         self.validation = validation_batches(trainer)
         longest = getattr(self.model.config, "max_length", None)
         check_data(self.data, trainer.accumulate * trainer.mesh[0], longest)
+        agreement.check_data(trainer, self.data, self.validation)
         self.states, layout = open_states(self.directory), trainer.layout()
         saved = self.states.latest(layout)
         if saved is None and (self.directory / MODEL).exists():
@@ -94,7 +95,7 @@ class Run:
             )
         self.position = Position(**saved[1]) if saved else Position()
         self._check_begun()
-        self.state = saved[0] if saved else partition.fresh_state(trainer.initial(), trainer.optimizer, self.mesh)
+        self.state = saved[0] if saved else self._first_state()
         if saved:
             logging.info("resuming %s at step %d", self.directory, int(self.state.step))
         self.log = runs.MetricsLog(self.directory / runs.METRICS_FILE, int(self.state.step), self.position.logged)
@@ -104,6 +105,12 @@ class Run:
         self.clock = time.monotonic()
         self.reported_at = self.clock - self.position.seconds
         self.progress = watching.Progress(trainer.schedule, self.position.minutes)
+
+    def _first_state(self) -> runs.TrainState:
+        """Returns the state of a new run."""
+        params = self.trainer.initial()
+        agreement.check_weights(self.trainer, params)
+        return partition.fresh_state(params, self.trainer.optimizer, self.mesh)
 
     def _check_begun(self) -> None:
         """Refuses to resume a run with other data or another seed; states of earlier versions do not tell theirs.
