@@ -131,9 +131,9 @@ class Session:
     @property
     def revisions(self) -> dict[str, str]:
         """The commits of the models and of the data set that were fetched from the hub, by name."""
-        source, path = self.source, getattr(self.task, "path", None)
+        source, path, split = self.source, getattr(self.task, "path", None), self.evaluation.split
         models = hub.commits([source.target, source.draft, source.vocabulary, *source.others.values()])
-        return models | (hub_data.commits(path) if isinstance(path, str) and hub_data.is_name(path) else {})
+        return models | (hub_data.commits(path, split) if isinstance(path, str) and split is not None else {})
 
     def window(self, evaluation: Evaluation, count: int) -> np.ndarray:
         """Returns the row numbers of `count` examples from `first_example` on; ValueError if some are not loaded."""

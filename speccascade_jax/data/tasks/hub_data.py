@@ -59,6 +59,10 @@ def _parsed(path: str) -> _DataName:
     return _DataName(name, configuration or usual)
 
 
+_SOURCES: dict[tuple[str, str], hub.HubName] = {}
+"""Repository or copy that this process has read the rows from, by path and split: one split may be in the copy only."""
+
+
 def task_fields(path: str) -> dict[str, Any]:
     """Returns the fields of a `FileTask` that are known for a data set; none for an unknown one."""
     known = KNOWN.get(_parsed(path).name.repository)
@@ -84,10 +88,10 @@ def splits(path: str) -> tuple[str, ...]:
     return SPLITS if known is None else known.splits
 
 
-def commits(path: str) -> dict[str, str]:
-    """Returns the commit that this process has read of a data set, by its path; nothing before it is read."""
-    name = _parsed(path).name
-    commit = hub.commit_of(name._replace(revision=COPY)) or hub.commit_of(name)
+def commits(path: str, split: str) -> dict[str, str]:
+    """Returns the commit that this process has read a split's rows from, by the path; nothing before they are read."""
+    source = _SOURCES.get((path, split))
+    commit = None if source is None else hub.commit_of(source)
     return {} if commit is None else {path: commit}
 
 
@@ -123,21 +127,21 @@ def _files(path: str, split: str) -> list[Path]:
     name, configuration = _parsed(path)
     patterns = [f"{configuration}/{split}-*.parquet", f"{configuration}/{split}/*.parquet"]
     patterns += [f"data/{split}-*.parquet"] if configuration == "default" else []
-    try:
-        return _matching(name if name.revision else name._replace(revision=COPY), patterns)
-    except FileNotFoundError as error:
-        if name.revision is not None:
-            raise
-        first = error
-    try:
-        return _matching(name, patterns)
-    except hub.UnreachableError as error:
-        raise first from error
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path}: no split {split!r} of the configuration {configuration!r} ({error}); give "
-            f"{hub.PREFIX}owner/name:configuration, or the task FileTask(path=…) of a file that you download"
-        ) from error
+    errors: list[FileNotFoundError] = []
+    for source in [name] if name.revision else [name._replace(revision=COPY), name]:
+        try:
+            files = _matching(source, patterns)
+        except FileNotFoundError as error:
+            errors.append(error)
+            continue
+        _SOURCES[path, split] = source
+        return files
+    if name.revision or isinstance(errors[-1], hub.UnreachableError):
+        raise errors[0]
+    raise FileNotFoundError(
+        f"{path}: no split {split!r} of the configuration {configuration!r} ({errors[-1]}); give "
+        f"{hub.PREFIX}owner/name:configuration, or the task FileTask(path=…) of a file that you download"
+    ) from errors[-1]
 
 
 def _matching(name: hub.HubName, patterns: Iterable[str]) -> list[Path]:

@@ -51,9 +51,9 @@ def test_the_columns_of_a_known_data_set_are_known(here):
     assert [example.source for example in examples] == [f"summarize: {row['document']}" for row in ARTICLES]
     assert [example.reference for example in examples] == [row["summary"] for row in ARTICLES]
     assert not any("train" in path for path in here.asked)
-    assert hub_data.commits("hf:EdinburghNLP/xsum") == {"hf:EdinburghNLP/xsum": commit}
+    assert hub_data.commits("hf:EdinburghNLP/xsum", "test") == {"hf:EdinburghNLP/xsum": commit}
     hub._COMMITS.clear()
-    assert not hub_data.commits("hf:EdinburghNLP/xsum")
+    assert not hub_data.commits("hf:EdinburghNLP/xsum", "test")
 
 
 def test_the_hubs_own_copy_replaces_a_script(here):
@@ -61,7 +61,18 @@ def test_the_hubs_own_copy_replaces_a_script(here):
     copied = {"default/validation/0000.parquet": parquet(ARTICLES), "default/train/0000.parquet": b"large"}
     commit = here.upload(XSUM, copied, branch="refs/convert/parquet")
     assert len(get_task("hf:EdinburghNLP/xsum").load()) == 4
-    assert hub_data.commits("hf:EdinburghNLP/xsum") == {"hf:EdinburghNLP/xsum": commit}
+    assert hub_data.commits("hf:EdinburghNLP/xsum", "validation") == {"hf:EdinburghNLP/xsum": commit}
+
+
+def test_the_commit_is_that_of_the_place_that_the_rows_came_from(here):
+    """Reads two splits: the hub's copy has one of them, and the repository has both."""
+    copy = here.upload(XSUM, {"default/validation/0000.parquet": parquet(ARTICLES)}, branch=hub_data.COPY)
+    main = here.upload(XSUM, {f"data/{split}-0.parquet": parquet(ARTICLES) for split in ("validation", "test")})
+    name = "hf:EdinburghNLP/xsum"
+    for split in ("validation", "test"):
+        get_task(name).load(split)
+    read = {split: hub_data.commits(name, split) for split in ("validation", "test", "train")}
+    assert read == {"validation": {name: copy}, "test": {name: main}, "train": {}}
 
 
 def test_other_data_sets_need_their_columns_which_may_be_parts(here):
