@@ -104,7 +104,7 @@ class Session:
     def vocabulary(self) -> TextVocabulary:
         """The pair's vocabulary; ValueError if the pair has none."""
         if self.pair.vocabulary is None:
-            raise ValueError(f"pair {self.source.name!r} has no vocabulary, but task {self.task.name} is text")
+            raise _no_vocabulary(self.source, self.task)
         return self.pair.vocabulary
 
     @property
@@ -265,16 +265,22 @@ def load_source(source: ModelPair) -> Pair:
 
 def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
     """Checks that a `Session` would find the pair and the examples, without loading weights; raises the same errors."""
-    load_examples(get_task(evaluation.task), evaluation.resolved())
+    task = get_task(evaluation.task)
+    load_examples(task, evaluation.resolved())
     target, draft, vocabulary = _paths(source)
-    if evaluation.chat:
-        read = [hub.located(path, hub.VOCABULARY) for path in (target, draft) if not is_derived(path)]
-        text = shared_vocabulary(read, vocabulary)
-        require_template(text and text.of_target(read[0]))
-    models = [path for path in (source.target, source.draft, *source.others.values()) if path is not None]
-    for path in models:
-        if not is_derived(path):
+    for path in (source.target, source.draft, *source.others.values()):
+        if path is not None and not is_derived(path):
             checkpoints.model_of(path)
+    read = [hub.located(p, hub.DESCRIPTION) for p in (target, draft, *source.others.values()) if not is_derived(p)]
+    text = shared_vocabulary(read, vocabulary)
+    if text is None:
+        raise _no_vocabulary(source, task)
+    if evaluation.chat:
+        require_template(text.of_target(read[0]))
+
+
+def _no_vocabulary(source: ModelPair, task: Task) -> ValueError:
+    return ValueError(f"pair {source.name!r} has no vocabulary, but task {task.name} is text")
 
 
 def _paths(source: ModelPair) -> tuple[str | Path, str | Path, str | Path | None]:

@@ -24,10 +24,12 @@ EXTRA = "pip install 'speccascade_jax[hub]'"
 CONFIGURATION = ("config.json", "generation_config.json")
 VOCABULARY = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "spiece.model", "vocabulary.model", "chat_template.jinja", "chat_template.json",
+    "spiece.model", "vocabulary.model", "chat_template.jinja",
 )  # fmt: skip
+DESCRIPTION = (*CONFIGURATION, *VOCABULARY)
+"""Patterns of the small files of a model; there is a configuration even if there is no vocabulary."""
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "checksums.json")
-MODEL = (*CONFIGURATION, *VOCABULARY, *WEIGHTS)
+MODEL = (*DESCRIPTION, *WEIGHTS)
 """Patterns of the files that are fetched of a model: no pickles, and no second copy of weights in another form."""
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+(?:/[\w.-]+)*))?")
 _FILES = (".bin", ".csv", ".gguf", ".json", ".jsonl", ".model", ".msgpack", ".safetensors", ".tsv")
@@ -108,7 +110,8 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
     """
     commit = _COMMITS.get(name, name.revision)
     folder = _snapshot(name, commit, patterns)
-    if not folder.is_dir():
+    # The folder may exist with other files only, which an earlier call fetched.
+    if not any(next(folder.glob(pattern), None) for pattern in patterns):
         raise FileNotFoundError(f"{name} on the hub has none of the files that are read ({', '.join(patterns[:9])})")
     if WEIGHTS[0] in patterns and not any(folder.glob("*.safetensors")):
         again = "load it with transformers, save_pretrained it, and give that folder"

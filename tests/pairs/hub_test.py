@@ -72,6 +72,24 @@ def test_a_pair_from_the_hub_is_that_of_its_files_and_its_record_names_the_commi
     assert records[1]["revisions"] == commits
 
 
+def test_a_dry_run_accepts_and_refuses_what_a_session_does(here, folders):
+    files = {path.name: path.read_bytes() for path in folders[SMALL].iterdir()}
+    here.upload("google/chat", files | {"chat_template.jinja": b"{{ messages[0].content }}"})
+    here.upload("google/bare", {name: content for name, content in files.items() if "token" not in name})
+    source = ModelPair(name="mine", target="google/chat", draft="google/bare")
+    for chat in (True, False):
+        evaluation = dataclasses.replace(ON, chat=chat)
+        session.rehearse(source, evaluation)
+        for change, message in (
+            ({"vocabulary": "google/bare"}, "google/bare on the hub has none of the files that are read"),
+            ({"vocabulary": "google/nothing"}, "knows no such model"),
+            ({"target": "google/bare"}, "pair 'mine' has no vocabulary, but task tiny_translation is text"),
+        ):
+            with pytest.raises((FileNotFoundError, ValueError), match=message):
+                session.rehearse(dataclasses.replace(source, **change), evaluation)
+    assert not [path for path in here.asked if path.endswith(".safetensors")]
+
+
 def test_a_description_fetches_the_configuration_only(here, capsys):
     assert describe.main([LARGE, "--batch", "1"]) == 0 and LARGE in capsys.readouterr().out
     assert {path.rpartition("/")[2] for path in here.asked if "/resolve/" in path} == {"config.json"}

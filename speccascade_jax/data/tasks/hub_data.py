@@ -5,7 +5,7 @@ of one split are fetched: those of the copy that the hub itself makes in the bra
 with a revision, those of the repository, in the layout that the library `datasets` writes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,9 +144,6 @@ def _files(path: str, split: str) -> list[Path]:
     ) from errors[-1]
 
 
-def _matching(name: hub.HubName, patterns: Iterable[str]) -> list[Path]:
-    folder = hub.fetched(name, patterns := list(patterns))
-    files = sorted(file for pattern in patterns for file in folder.glob(pattern))
-    if not files:
-        raise FileNotFoundError(f"{name} has no file like {', '.join(patterns)}")
-    return files
+def _matching(name: hub.HubName, patterns: Sequence[str]) -> list[Path]:
+    folder = hub.fetched(name, patterns)
+    return sorted(file for pattern in patterns for file in folder.glob(pattern))
