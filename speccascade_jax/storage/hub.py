@@ -47,6 +47,10 @@ class HubName(NamedTuple):
         return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
 
 
+class NoFileError(FileNotFoundError):
+    """Error for a repository that has none of the files that are read."""
+
+
 class UnreachableError(FileNotFoundError):
     """Error for a name whose files are not in the cache while the hub gives no answer."""
 
@@ -112,7 +116,7 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
     folder = _snapshot(name, commit, patterns)
     # The folder may exist with other files only, which an earlier call fetched.
     if not any(next(folder.glob(pattern), None) for pattern in patterns):
-        raise FileNotFoundError(f"{name} on the hub has none of the files that are read ({', '.join(patterns[:9])})")
+        raise NoFileError(f"{name} on the hub has none of the files that are read ({', '.join(patterns[:9])})")
     if WEIGHTS[0] in patterns and not any(folder.glob("*.safetensors")):
         again = "load it with transformers, save_pretrained it, and give that folder"
         raise CheckpointError(f"{name} on the hub has no {WEIGHTS[0]}, and other weights are not read: {again}")
@@ -150,6 +154,17 @@ def _snapshot(name: HubName, commit: str | None, patterns: Sequence[str]) -> Pat
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk is full, for example
         raise OSError(f"{name} cannot be fetched from the hub ({_line(error)}); run the same command again") from error
+
+
+def paths_of(name: HubName) -> list[str]:
+    """Returns the paths of a repository's files, for an error message; none if the hub does not list them."""
+    import huggingface_hub
+
+    try:
+        files = huggingface_hub.HfApi().list_repo_files(name.repository, repo_type=name.kind, revision=name.revision)
+    except Exception:  # the message is about another error, which the caller raises
+        return []
+    return list(files)
 
 
 def _absent(name: HubName) -> str:

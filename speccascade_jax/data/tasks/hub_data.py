@@ -5,6 +5,7 @@ of one split are fetched: those of the copy that the hub itself makes in the bra
 with a revision, those of the repository, in the layout that the library `datasets` writes.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,12 @@ KNOWN = {
 """Repository -> what `get_task` knows of it; other data sets need `FileTask` with their columns."""
 
 
+_CONFIGURATION = re.compile(r"(?!\.+$)[^<>:/\\|?*\[\]@]+")
+"""Names of configurations: those that the library `datasets` accepts, without signs of patterns and of revisions."""
+_PARQUET = re.compile(r"([^/]+)/([^/]+?)(?:/[^/]+|-[\d][^/]*)\.parquet")
+_MOST = 20  # configurations that a message lists
+
+
 class _DataName(NamedTuple):
     name: hub.HubName
     configuration: str
@@ -55,6 +62,11 @@ def _parsed(path: str) -> _DataName:
     address, _, configuration = path.removeprefix(hub.PREFIX).partition(":")
     name = hub.name_of(f"{hub.PREFIX}{address}", "dataset")
     assert name is not None  # texts with the prefix are names, or raise
+    if "@" in configuration:
+        first, _, revision = configuration.partition("@")
+        raise ValueError(f"{path}: the revision comes first: write {hub.PREFIX}{name.repository}@{revision}:{first}")
+    if configuration and not _CONFIGURATION.fullmatch(configuration):
+        raise ValueError(f"{path}: {configuration!r} is no configuration: give one, such as {hub.PREFIX}{name}:default")
     usual = KNOWN[name.repository].configuration if name.repository in KNOWN else "default"
     return _DataName(name, configuration or usual)
 
@@ -96,19 +108,30 @@ def commits(path: str, split: str) -> dict[str, str]:
 
 
 def rows(path: str, split: str) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a split; a column with parts gives one more column for each, such as `translation.en`.
+    """Returns the rows of a split; a column with parts gives one more column for each, such as `translation.en`.
 
     Raises:
         ImportError: `pyarrow` is not installed.
+        ValueError: a file is damaged.
         OSError: the files cannot be fetched (`hub.fetched`), or the data set has no such split.
     """
     try:
-        from pyarrow import parquet
+        import pyarrow  # noqa: F401 (before files are fetched)
     except ImportError as error:
         raise ImportError(f"{path}: reading data sets of the hub needs pyarrow: {hub.EXTRA}") from error
-    for file in _files(path, split):
+    return (_with_parts(row) for file in _files(path, split) for row in _rows(path, file))
+
+
+def _rows(path: str, file: Path) -> Iterator[dict[str, Any]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
         for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
-            yield from map(_with_parts, batch.to_pylist())
+            yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        content = file.resolve()  # the cache's file, which the name of a snapshot's file links to
+        remedy = f"delete {content}, and run the same command again; if this does not help, the hub's file is damaged"
+        raise ValueError(f"{path}: {file.name} is damaged ({error}): {remedy}") from error
 
 
 _BATCH = 256
@@ -136,12 +159,25 @@ def _files(path: str, split: str) -> list[Path]:
             continue
         _SOURCES[path, split] = source
         return files
-    if name.revision or isinstance(errors[-1], hub.UnreachableError):
+    unanswered = name.revision and not isinstance(errors[-1], hub.NoFileError)
+    if unanswered or isinstance(errors[-1], hub.UnreachableError):
         raise errors[0]
     raise FileNotFoundError(
-        f"{path}: no split {split!r} of the configuration {configuration!r} ({errors[-1]}); give "
+        f"{path}: no split {split!r} of the configuration {configuration!r} ({errors[-1]}); {_present(name)}give "
         f"{hub.PREFIX}owner/name:configuration, or the task FileTask(path=…) of a file that you download"
     ) from errors[-1]
+
+
+def _present(name: hub.HubName) -> str:
+    """Returns the configurations with their splits that a data set has, for a message; "" if they are not known."""
+    sources = [name] if name.revision else [name._replace(revision=COPY), name]
+    matches = (_PARQUET.fullmatch(path) for source in sources for path in hub.paths_of(source))
+    present: dict[str, set[str]] = {}
+    for match in filter(None, matches):
+        present.setdefault("default" if match[1] == "data" else match[1], set()).add(match[2])
+    texts = [f"{configuration} ({', '.join(sorted(names))})" for configuration, names in sorted(present.items())]
+    more = " …" * (len(texts) > _MOST)
+    return f"its configurations and splits are {', '.join(texts[:_MOST])}{more}; " if texts else ""
 
 
 def _matching(name: hub.HubName, patterns: Sequence[str]) -> list[Path]:

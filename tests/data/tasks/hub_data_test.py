@@ -114,5 +114,37 @@ def test_what_is_missing_is_named_in_one_line(here, tmp_path, monkeypatch):
         download = f"hf download EdinburghNLP/xsum --repo-type dataset --revision {hub_data.COPY} "
         with pytest.raises(FileNotFoundError, match=f"HF_HUB_OFFLINE is set: run  {download}"):
             hub_data._files("hf:EdinburghNLP/xsum", "test")
-    with pytest.raises(ValueError, match="'hf:xsum' is no name on the hub"):
-        get_task("hf:xsum")
+    for path, message in (
+        ("hf:xsum", "'hf:xsum' is no name on the hub"),
+        *((f"hf:o/n:{name}", "is no configuration") for name in ("/etc", "*", "../x", "..", "a?", "[a]")),
+        ("hf:o/n:default@main", "the revision comes first: write hf:o/n@main:default"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            get_task(path)
+
+
+def test_a_missing_configuration_is_answered_with_those_that_exist(here):
+    copied = {f"{configuration}/train/0000.parquet": b"" for configuration in ("v1", "v1.en")}
+    here.upload("datasets/me/two", copied, branch=hub_data.COPY)
+    main = here.upload("datasets/me/two", {"data/test-00000-of-00001.parquet": b"", "v2/test.parquet": b""})
+    with pytest.raises(
+        FileNotFoundError, match=r"its configurations and splits are default \(test\), v1 \(train\), v1.en \(train\);"
+    ):
+        get_task("hf:me/two:v3").load("train")
+    with pytest.raises(FileNotFoundError, match=r"no split 'train' .* its .* are default \(test\); give"):
+        get_task(f"hf:me/two@{main}").load("train")
+
+
+def test_a_damaged_file_is_named_with_the_file_to_delete(here):
+    name = "hf:me/mine"
+    path = "default/validation/0000.parquet"
+    rows = [{"source": "Tom.", "reference": "Tim."}]
+    here.upload("datasets/me/mine", {path: parquet(rows)}, branch=hub_data.COPY)
+    (file,) = hub_data._files(name, "validation")
+    content = file.resolve()
+    content.write_bytes(b"PAR1xxxx")
+    with pytest.raises(ValueError, match=f"^{name}: 0000.parquet is damaged .*: delete {content}, and run") as error:
+        get_task(name).load()
+    assert "\n" not in str(error.value)
+    content.unlink()
+    assert len(get_task(name).load()) == 1
