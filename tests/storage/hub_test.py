@@ -80,6 +80,14 @@ def test_the_cache_replaces_the_server(here, offline, tmp_path, monkeypatch):
             hub.located("g/x")
 
 
+def test_files_that_the_cache_lacks_are_not_read_offline(here, tmp_path):
+    """A description has fetched the configuration only; versions of the library before 1.22 gave its folder."""
+    here.upload("google/tiny", MODEL)
+    hub.located("google/tiny", hub.CONFIGURATION)
+    with on_the_hub(here, tmp_path / "cache", offline=True), pytest.raises(hub.UnreachableError, match="hf download"):
+        hub.located("google/tiny")
+
+
 def test_a_gated_repository_says_how_to_get_access(here, monkeypatch):
     here.upload("google/tiny", MODEL)
     here.gated.add("google/tiny")
