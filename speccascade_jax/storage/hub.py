@@ -2,8 +2,10 @@
 
 A name is `owner/name` or `owner/name@revision`. A local path that exists always wins, and so does the spelling of a
 local path: a name is looked up only if there is no folder `owner` here. `hf:owner/name` is always a name on the hub,
-and `./owner/name` never. The library's variables hold: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`. Its
-locks let one of several processes on a host fetch a file while the others wait.
+and `./owner/name` never. A `Path` is local unless it begins with `hf:`, because `pathlib` drops the `./`. A name stays
+one after this process has read it, also if a folder `owner` is made later. The library's variables hold: `HF_ENDPOINT`,
+`HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`. Its locks let one of several processes on a host fetch a file while the others
+wait.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.
 MODEL = (*DESCRIPTION, *WEIGHTS)
 """Patterns of the files that are fetched of a model: no pickles, and no second copy of weights in another form."""
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+(?:/[\w.-]+)*))?")
+_ADDRESS = re.compile(
+    r"(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?([^/]+/[^/@]+)(?:/tree/([^/]+))?/?"
+)
 _FILES = (".bin", ".csv", ".gguf", ".json", ".jsonl", ".model", ".msgpack", ".safetensors", ".tsv")
 """Ends of paths that are files, never names on the hub."""
 
@@ -58,12 +63,15 @@ class UnreachableError(FileNotFoundError):
 _COMMITS: dict[HubName, str] = {}
 """Commits that this process has resolved names to, so that all its reads of one name are of one commit."""
 
+_READ: set[str] = set()
+"""Texts that this process has read as names on the hub."""
+
 
 def name_of(path: str | os.PathLike[str], kind: str = "model") -> HubName | None:
     """Returns the name on the hub that a path spells, or `None` if it is a local path or an address.
 
     Raises:
-        ValueError: the text after `hf:` is no name.
+        ValueError: the text after `hf:` is no name, the revision is none, or the text is an address of the hub's pages.
 
     Examples:
         >>> from speccascade_jax.storage import hub
@@ -79,10 +87,24 @@ def name_of(path: str | os.PathLike[str], kind: str = "model") -> HubName | None
     if text.startswith(PREFIX):
         if match is None:
             raise ValueError(f"{text!r} is no name on the hub: write {PREFIX}owner/name or {PREFIX}owner/name@revision")
-        return HubName(match[1], match[2], kind)
-    if match is None or text.endswith(_FILES) or Path(text).exists() or Path(text).parent.exists():
+    elif match is None or isinstance(path, Path) or _is_local(text):
+        _check_address(text)
         return None
+    if match[2] and any(part.startswith(".") or ".." in part for part in match[2].split("/")):
+        raise ValueError(f"{text}: {match[2]!r} is no revision: give a branch, a tag or a commit after the @")
     return HubName(match[1], match[2], kind)
+
+
+def _is_local(text: str) -> bool:
+    """Returns whether a text that has the form of a name is a local path."""
+    place = Path(text)
+    return text.endswith(_FILES) or place.exists() or (place.parent.exists() and text not in _READ)
+
+
+def _check_address(text: str) -> None:
+    if (match := _ADDRESS.fullmatch(text)) and not Path(text).exists():
+        name = f"{PREFIX}{match[1]}" + f"@{match[2]}" * bool(match[2])
+        raise ValueError(f"{text} is the address of a page: give the name on the hub, {name}")
 
 
 def located(path: str | os.PathLike[str], patterns: Sequence[str] = MODEL) -> Path:
@@ -97,7 +119,11 @@ def located(path: str | os.PathLike[str], patterns: Sequence[str] = MODEL) -> Pa
         OSError: the files of a name on the hub cannot be fetched (`fetched`).
     """
     name = name_of(path)
-    return expanded(path) if name is None else fetched(name, patterns)
+    if name is None:
+        return expanded(path)
+    folder = fetched(name, patterns)
+    _READ.add(str(path))
+    return folder
 
 
 def fetched(name: HubName, patterns: Sequence[str]) -> Path:
@@ -212,9 +238,11 @@ def _line(error: BaseException) -> str:
 
 def hint(path: str | os.PathLike[str]) -> str:
     """Returns a hint for the error about a missing path that could also be a name on the hub; otherwise ""."""
-    text, place = str(path), Path(path)
+    text, place = str(path).rstrip("/"), Path(path)
     if not _NAME.fullmatch(text) or text.endswith(_FILES) or place.exists():
         return ""
+    if not place.parent.exists():  # a `Path`, or a text that ends in a slash or begins with a dot
+        return f"for the model on the hub give the text {PREFIX}{text}; "
     return f"{place.parent}/ is a folder here, so this is no name on the hub (that is {PREFIX}{text}); "
 
 

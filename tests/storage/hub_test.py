@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from speccascade_jax import checkpoints
+from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.storage import hub
 from tests.support.hub_server import on_the_hub, serving
 
@@ -117,6 +119,40 @@ def test_local_paths_win(here, tmp_path):
     assert "models/ is a folder here, so this is no name on the hub (that is hf:models/tiny)" in hub.hint("models/tiny")
     assert not hub.hint("models/mine") and not hub.hint("./a/b")
     assert hub.located("hf:models/tiny").is_relative_to(tmp_path / "cache")
+
+
+def test_a_path_object_is_local_because_pathlib_drops_the_dot(here):
+    here.upload("google/tiny", MODEL)
+    assert hub.located(Path("./google/tiny")) == Path("google/tiny") and not here.asked
+    assert hub.located(Path("hf:google/tiny")).is_dir()
+    for path in (Path("google/tiny"), "google/tiny/"):
+        for read in (checkpoints.model_of, load_vocabulary):
+            with pytest.raises(FileNotFoundError, match="for the model on the hub give the text hf:google/tiny; "):
+                read(path)
+
+
+def test_addresses_and_impossible_revisions_are_refused(here):
+    for path, name in (
+        ("https://huggingface.co/google/tiny", "hf:google/tiny"),
+        ("huggingface.co/datasets/me/mine/tree/v2/", "hf:me/mine@v2"),
+    ):
+        with pytest.raises(ValueError, match=f"{path} is the address of a page: give the name on the hub, {name}$"):
+            hub.located(path)
+    for revision in ("..", "../../x", "a/.b", "v1..v2"):
+        with pytest.raises(ValueError, match=f"'{revision}' is no revision: give a branch, a tag or a commit"):
+            hub.located(f"google/tiny@{revision}")
+    assert not here.asked
+
+
+def test_a_name_that_was_read_stays_one(here):
+    """A folder of the owner's name that is made after reading leaves the name in records; the model's own path wins."""
+    commit = here.upload("google/tiny", MODEL)
+    folder = hub.located("google/tiny")
+    Path("google").mkdir()
+    assert hub.located("google/tiny") == folder and hub.commits(["google/tiny"]) == {"google/tiny": commit}
+    assert hub.located("google/other") == Path("google/other")
+    Path("google/tiny").mkdir()
+    assert hub.located("google/tiny") == Path("google/tiny")
 
 
 def test_the_variables_of_the_library_hold(here, tmp_path):

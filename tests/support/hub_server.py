@@ -144,4 +144,5 @@ def on_the_hub(server: Server, cache: Path, offline: bool = False) -> Iterator[N
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_HUB_OFFLINE", offline)
         patch.setattr(hub, "_COMMITS", {})
+        patch.setattr(hub, "_READ", set())
         yield

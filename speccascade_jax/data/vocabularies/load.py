@@ -35,7 +35,8 @@ def load_vocabulary(path: str | Path) -> FileVocabulary:
     path = hub.located(path, hub.VOCABULARY)
     files = candidates(path) if path.is_dir() else [path] if path.is_file() else []
     if not files:
-        raise FileNotFoundError(f"no vocabulary found at {path}: it must hold {LOOKED_FOR}{_conversion(path)}")
+        place = f"{path}: {hub.hint(path)}it must hold {LOOKED_FOR}{_conversion(path)}"
+        raise FileNotFoundError(f"no vocabulary found at {place}")
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{path} holds several tokenizers of llama2.c ({names}): give the path of the right file")
