@@ -3,9 +3,12 @@ r"""Outputs without the thinking of models that write it before an answer.
 Thinking stands in channels: `<think> … </think>` (Qwen 3, DeepSeek-R1, SmolLM3), `[THINK] … [/THINK]` (Magistral),
 `<|channel> … <channel|>` (Gemma 4), and every message of gpt-oss that is not in its channel "final". The rules:
 
+* Only marks that are pieces of the vocabulary count. If none of them is a piece, `<think>` and `</think>` count.
 * A channel is cut with its marks. The rest of the output is the answer, even between two channels.
+* Blank lines between a channel and the first word of the answer are cut too: many tasks end an answer at a blank line.
 * A channel that is not closed extends to the end: an output that ends within its thinking has an empty answer.
-* A closing mark without an opening one closes a channel that began with the output.
+* A closing mark without an opening one closes a channel that began with the output, or with the end of the channel
+  before it. So nested channels are cut whole.
 * If the prompt ends with an opening mark, as templates of DeepSeek-R1 write it, the output begins within the channel.
 """
 
@@ -20,7 +23,9 @@ _MESSAGE_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|
 _MARKS = frozenset([*_MESSAGE_MARKS, *(mark for channel in CHANNELS for mark in channel)])
 _END = r"(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)"
 _OTHER_MESSAGE = re.compile(rf"<\|channel\|>(?!final).*?{_END}", re.DOTALL)
-_HEADERS = re.compile(rf"<\|start\|>[^<]*|<\|channel\|>final[^<]*<\|message\|>|{_END}")
+_HEADERS = re.compile(rf"<\|start\|>[^<]*|<\|channel\|>final.*?(?:<\|message\|>|\Z)|{_END}", re.DOTALL)
+_OPEN_HEADER = re.compile(r"<\|channel\|>[^<]*(?:<\|message\|>)?\Z")
+_BLANK_LINES = re.compile(r"\A\s*\n")
 _TAIL = 16  # the number of ids at the end of a prompt that may spell an opening mark
 
 
@@ -32,18 +37,42 @@ def answer(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> s
         ids: the output.
         after: the ids of the prompt, as in `TextVocabulary.decode`.
     """
+    marks = _marks(vocabulary)
     text, before = _spelt(vocabulary, ids, after), _end(vocabulary, after).rstrip()
     for opening, closing in CHANNELS:
-        start, end = re.escape(opening), re.escape(closing)
-        if before.endswith(opening):
-            text = opening + text
-        text = re.sub(rf"\A(?:(?!{start}).)*?{end}", "", text, flags=re.DOTALL)
-        text = re.sub(rf"{start}.*?(?:{end}|\Z)", "", text, flags=re.DOTALL)
-    if "<|channel|>" in text:
-        text = _HEADERS.sub("", _OTHER_MESSAGE.sub("", text))
+        if marks.issuperset((opening, closing)):
+            text = _outside(opening + text if before.endswith(opening) else text, opening, closing)
+    if "<|channel|>" in marks:
+        text = _final_messages(text, before)
     for mark in _MARKS.intersection(vocabulary.piece(token) for token in ids if token in _hidden(vocabulary)):
         text = text.replace(mark, "")
     return text
+
+
+def _marks(vocabulary: TextVocabulary) -> frozenset[str]:
+    """Returns the marks that are pieces of a vocabulary; those of the first kind of channel if none of them is."""
+    pieces = (mark for mark in _MARKS if mark in map(vocabulary.piece, vocabulary.encode(mark)))
+    return frozenset(pieces) or frozenset(CHANNELS[0])
+
+
+def _outside(text: str, opening: str, closing: str) -> str:
+    """Returns the parts of a text that are outside channels of a kind; if it has any, without blank lines in front."""
+    first, *others = re.split(f"({re.escape(opening)}|{re.escape(closing)})", text)
+    parts, inside = [first], False
+    for mark, part in zip(others[::2], others[1::2], strict=True):
+        if mark == closing and not inside:
+            parts.pop()  # the words before a closing mark without an opening one
+        inside = mark == opening
+        if not inside:
+            parts.append(part)
+    return _BLANK_LINES.sub("", "".join(parts)) if others else text
+
+
+def _final_messages(text: str, before: str) -> str:
+    """Returns the words of the messages in gpt-oss's channel "final"; `before` is the end of the prompt."""
+    header = _OPEN_HEADER.search(before)
+    text = header[0] + text if header else text
+    return _HEADERS.sub("", _OTHER_MESSAGE.sub("", text)) if "<|channel|>" in text else text
 
 
 def _spelt(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> str:
