@@ -3,7 +3,7 @@ r"""Outputs without the thinking of models that write it before an answer.
 Thinking stands in channels: `<think> … </think>` (Qwen 3, DeepSeek-R1, SmolLM3), `[THINK] … [/THINK]` (Magistral),
 `<|channel> … <channel|>` (Gemma 4), and every message of gpt-oss that is not in its channel "final". The rules:
 
-* Only marks that are pieces of the vocabulary count. If none of them is a piece, `<think>` and `</think>` count.
+* Only marks that are pieces of the vocabulary count. If none opens a channel, `<think>` and `</think>` count.
 * A channel is cut with its marks. The rest of the output is the answer, even between two channels.
 * Blank lines between a channel and the first word of the answer are cut too: many tasks end an answer at a blank line.
 * A channel that is not closed extends to the end: an output that ends within its thinking has an empty answer.
@@ -50,9 +50,10 @@ def answer(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> s
 
 
 def _marks(vocabulary: TextVocabulary) -> frozenset[str]:
-    """Returns the marks that are pieces of a vocabulary; those of the first kind of channel if none of them is."""
-    pieces = (mark for mark in _MARKS if mark in map(vocabulary.piece, vocabulary.encode(mark)))
-    return frozenset(pieces) or frozenset(CHANNELS[0])
+    """Returns the marks that are pieces of a vocabulary; those of the first kind of channel if none opens a channel."""
+    pieces = frozenset(mark for mark in _MARKS if mark in map(vocabulary.piece, vocabulary.encode(mark)))
+    openings = {"<|channel|>", *(opening for opening, _ in CHANNELS)}
+    return pieces if pieces & openings else frozenset(CHANNELS[0])
 
 
 def _outside(text: str, opening: str, closing: str) -> str:

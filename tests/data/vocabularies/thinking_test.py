@@ -7,7 +7,7 @@ import pytest
 from speccascade_jax.data.tasks.table import TASKS
 from speccascade_jax.data.vocabularies import thinking
 from speccascade_jax.data.vocabularies.load import load_vocabulary
-from tests.support import chat_families, tokenizer_files
+from tests.support import chat_families
 
 pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
 
@@ -69,7 +69,7 @@ def test_thinking_is_cut_by_the_rules(vocabularies, family, output, answer):
 
 
 def test_a_vocabulary_without_marks_spells_the_usual_ones(tmp_path):
-    vocabulary = load_vocabulary(tokenizer_files.byte_level(tmp_path))
+    vocabulary = load_vocabulary(chat_families.write(tmp_path, "phi"))  # its <|end|> is a mark of gpt-oss too
     ids = vocabulary.encode("<think>\nHm.\n</think>\n\n[THINK]Yes.")
     assert len(ids) > 20 and thinking.answer(vocabulary, ids) == "[THINK]Yes."
 
@@ -86,7 +86,7 @@ def test_a_stop_string_at_a_blank_line_leaves_the_answer(vocabularies):
     ("qwen3", "Hi<|im_end|>\n<think>", "It never ends", ""),
     ("gemma4", "<|channel>", "thought\nHm.<channel|>Yes.", "Yes."),
     ("gemma4", "<think>", "Yes.", "Yes."),
-    ("gpt_oss", "<|channel|>analysis<|message|>", "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "Yes."),
+    ("gpt_oss", "<|channel|>analysis<|message|>", "Hm.<|end|><|start|>x<|channel|>final<|message|>Yes.", "Yes."),
     ("gpt_oss", "<|start|>assistant", "Yes.", "Yes."),
     ("qwen3", "<think>\n\n</think>\n\n", "Yes.", "Yes."),
     ("gemma4", "<|channel>thought\n<channel|>", "Yes.", "Yes."),
