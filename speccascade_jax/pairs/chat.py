@@ -148,7 +148,7 @@ def _message(name: str, message: Any) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list | tuple):
         for part in content:
-            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ValueError(f"{name} has the part {shown(part)}: only {{'type': 'text', 'text': …}} can be read")
     elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise ValueError(f"{name} has the content {shown(content)}: give a text")

@@ -113,6 +113,8 @@ def user(content):
     ([{"role": "user"}], "has the content None: give a text"),
     ([user(["Hi"])], "has the part 'Hi': only {'type': 'text', 'text': …} can be read"),
     ([user([{"type": "image", "url": "x"}])], "has the part .*image.*: only"),
+    ([user([{"type": "image", "text": "x"}])], "has the part .*image.*: only"),
+    ([user([{"type": "text", "text": "x"}, {"text": "x"}])], "has the part {'text': 'x'}: only"),
     ([user("Hi") | {"x": len}], r"message 0\['x'\]=.* cannot be read by a chat template"),
     ([user("Hi"), {"role": "assistant", "content": "a"}], "ends with a message of the assistant"),
 ])  # fmt: skip

@@ -25,6 +25,8 @@ from speccascade_jax.storage.files import point_key
 JINJA = "chat_template.jinja"
 MOST_STEPS = 1_000_000
 """The largest number of lines of a template that one rendering runs; long conversations need some thousands."""
+MOST_NESTED = 64
+"""The largest number of lists and dictionaries within each other; a list that contains itself has more."""
 _MOST_REPEATED = 1_000_000
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _BRACKETED = re.compile(r"<.+>|\[.+\]")
@@ -242,20 +244,24 @@ def _decoded(path: Path) -> str:
         raise ValueError(f"chat template {path} is not UTF-8: copy it again") from error
 
 
-def plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any, depth: int = 0) -> Any:
     """Returns a value whose containers are plain lists and dictionaries, which is all that a template may read.
 
     Args:
         name: the value's name in error messages.
         value: text, number, boolean, `None`, or a list, tuple or mapping of them.
+        depth: the number of containers around the value.
 
     Raises:
-        ValueError: a part of the value is of another type.
+        ValueError: a part of the value is of another type, or in more than `MOST_NESTED` containers.
     """
+    if depth > MOST_NESTED:
+        whole = name.partition("[")[0]
+        raise ValueError(f"{whole} has more than {MOST_NESTED} lists and dicts within each other: use fewer")
     if isinstance(value, Mapping):
-        return {_key(name, key): plain(f"{name}[{key!r}]", item) for key, item in value.items()}
+        return {_key(name, key): plain(f"{name}[{key!r}]", item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(f"{name}[{number}]", item) for number, item in enumerate(value)]
+        return [plain(f"{name}[{number}]", item, depth + 1) for number, item in enumerate(value)]
     if value is None:
         return None
     for kind in (bool, int, float, str):  # a subclass, such as a NumPy number, may have further methods

@@ -110,6 +110,20 @@ def test_a_template_reads_no_objects():
             plain("x", value)
 
 
+def test_values_without_an_end_are_refused_in_one_line():
+    deep, cycle = [], {}
+    for _ in range(2000):
+        deep = [deep]
+    cycle["a"] = [cycle]
+    for value in (deep, cycle):
+        with pytest.raises(ValueError, match="^x has more than 64 lists and dicts within each other: use fewer$"):
+            plain("x", {"b": value})
+    nested = 7
+    for _ in range(64):
+        nested = [nested]
+    assert plain("x", nested) == nested
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
