@@ -109,6 +109,24 @@ def describe_not_finite(array: np.ndarray) -> str | None:
     return f"{count:,} of {array.size:,} values are NaN or infinite" if count else None
 
 
+def vocabulary_ids(name: str, tensor: Tensor, entries: int) -> Tensor:
+    """Returns a tensor that lists the ids of a vocabulary of `entries` tokens, as int32.
+
+    Raises:
+        CheckpointError: it cannot be read, or does not hold each id once.
+    """
+    try:
+        ids = tensor.read()
+    except UnreadableError as error:
+        raise errors.damaged(tensor.file.parent, {name: str(error)}) from error
+    if "int" not in tensor.dtype or not np.array_equal(np.sort(ids.reshape(-1)), np.arange(entries)):
+        raise CheckpointError(
+            f"{tensor.file}: {name} is {tensor.dtype} {list(tensor.shape)}, but must hold each of the {entries} ids "
+            f"of the vocabulary once: {COPY_AGAIN}"
+        )
+    return tensor.mapped(lambda part: part.astype(np.int32), "int32")
+
+
 class Piece(NamedTuple):
     """Location of a parameter in a stored array. A fused parameter has one piece for each parameter that it joins.
 

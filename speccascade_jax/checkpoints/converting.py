@@ -52,8 +52,9 @@ def size(stored: Stored, dtype: str) -> int:
 
 
 def default_dtype(stored: Stored) -> str:
-    """Returns the dtype of all stored arrays if it is a single one that `save` supports, and otherwise float32."""
-    return min(stored.dtypes) if len(stored.dtypes) == 1 and stored.dtypes <= {*native.SAVED_DTYPES} else "float32"
+    """Returns the dtype of all stored arrays except ids if it is a single one that `save` supports, else float32."""
+    dtypes = stored.dtypes - {"int32"}
+    return min(dtypes) if len(dtypes) == 1 and dtypes <= {*native.SAVED_DTYPES} else "float32"
 
 
 def convert(

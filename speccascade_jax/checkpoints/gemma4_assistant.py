@@ -7,16 +7,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from speccascade_jax.checkpoints import huggingface
-from speccascade_jax.checkpoints.array_plan import Plan, Stored, Tensor, check_tensors, translate, whole
+from speccascade_jax.checkpoints.array_plan import Plan, Stored, check_tensors, translate, vocabulary_ids, whole
 from speccascade_jax.checkpoints.huggingface_config import Record, read_config
 from speccascade_jax.checkpoints.infer import check_layers, expected_shapes
 from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.gemma4_assistant import AssistantConfig
-from speccascade_jax.storage import errors
-from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, UnreadableError
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 from speccascade_jax.storage.readers import json_object
 
 _KINDS = {"gemma4_assistant": "gemma4_text", "gemma4_unified_assistant": "gemma4_unified_text"}
@@ -56,7 +53,7 @@ def open_directory(path: Path) -> Stored:
     plan, unused = _plan(config), huggingface.harmless(config)
     check_tensors(path, plan, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     if config.num_centroids is not None:
-        tensors[_ORDER] = _ids(tensors[_ORDER], config.num_embeddings)
+        tensors[_ORDER] = vocabulary_ids(_ORDER, tensors[_ORDER], config.num_embeddings)
     return Stored(path, f"Hugging Face, {record.get('model_type')}", tensors, config, plan)
 
 
@@ -81,24 +78,6 @@ def _config(record: Record) -> AssistantConfig:
         num_centroids=clusters,
         active_centroids=record.size("centroid_intermediate_top_k", 32),
     )
-
-
-def _ids(tensor: Tensor, entries: int) -> Tensor:
-    """Returns the tensor of clusters as int32.
-
-    Raises:
-        CheckpointError: it does not hold each id once.
-    """
-    try:
-        ids = tensor.read()
-    except UnreadableError as error:
-        raise errors.damaged(tensor.file.parent, {_ORDER: str(error)}) from error
-    if "int" not in tensor.dtype or not np.array_equal(np.sort(ids.reshape(-1)), np.arange(entries)):
-        raise CheckpointError(
-            f"{tensor.file}: {_ORDER} is {tensor.dtype} {list(tensor.shape)}, but must hold each of the {entries} ids "
-            f"of the vocabulary once: {COPY_AGAIN}"
-        )
-    return tensor.mapped(lambda part: part.astype(np.int32), "int32")
 
 
 def _plan(config: AssistantConfig) -> Plan:

@@ -21,12 +21,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict
 
-from speccascade_jax.checkpoints.array_plan import Arrays, Stored, Tensor, Tensors, describe_not_finite, layers_of
+from speccascade_jax.checkpoints.array_plan import (
+    Arrays,
+    Stored,
+    Tensor,
+    Tensors,
+    describe_not_finite,
+    layers_of,
+    vocabulary_ids,
+)
 from speccascade_jax.checkpoints.byte_ranges import Part
 from speccascade_jax.checkpoints.infer import check_shapes
 from speccascade_jax.checkpoints.native_arrays import NamedArrays, checked
@@ -65,7 +72,8 @@ def save(
     Args:
         path: the directory to create; missing parents are created too.
         model: the model, whose configuration is written.
-        params: nested parameters of `model`, in any float dtype; stacked ones (`models.stacks`) are stored stacked.
+        params: nested parameters of `model`, in any float dtype; stacked ones (`models.stacks`) are stored stacked,
+            and ids stay whole numbers.
         dtype: "float32"; "bfloat16", with half the size and 8 bits of mantissa; or "int8", with a quarter of the size
             (`narrowed`).
         overwrite: whether to replace an existing checkpoint of this format once the new one is complete.
@@ -82,9 +90,13 @@ def save(
         flat = flatten_dict(unstack_params(unfreeze(params)) if dtype == "int8" else unfreeze(params), sep="/")
         shapes = {name: tuple(value.shape) for name, value in flat.items()}
         check_shapes(target, separate_shapes(shapes), model.config)
-        kind = jnp.dtype(held_as(dtype))
-        arrays = ((name, np.asarray(flat[name]).astype(kind, copy=False)) for name in sorted(flat))
+        arrays = ((name, _held(np.asarray(flat[name]), dtype)) for name in sorted(flat))
         write(target, model.config, arrays, dtype)
+
+
+def _held(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns an array to be written as `dtype`; whole numbers are ids, which a smaller float dtype would change."""
+    return array.astype("int32" if array.dtype.kind in "iu" else held_as(dtype), copy=False)
 
 
 def held_as(dtype: str) -> str:
@@ -440,6 +452,8 @@ def open_ours(path: Path) -> Stored:
         for name, tensor in open_arrays(path, {name: specs[name] for name in table}).items()
     }
     tensors = widened(path, tensors)
+    for name in (name for name in tensors if name.endswith("/ids")):
+        tensors[name] = vocabulary_ids(name, tensors[name], config.num_embeddings)
     plan = layers_of(path, tensors)
     # The digest of `config.json` is checked last, so that earlier checks can name the damaged part. Earlier versions of
     # the package stored no such digest.

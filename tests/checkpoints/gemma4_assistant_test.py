@@ -8,7 +8,7 @@ import pytest
 import speccascade_jax as sc
 from experiments import describe
 from speccascade_jax import checkpoints
-from speccascade_jax.checkpoints import load
+from speccascade_jax.checkpoints import converting, load, native, reading
 from speccascade_jax.models.gemma4_assistant import Assistant
 from speccascade_jax.storage.errors import CheckpointError
 from tests.support import gemma4_assistant_files as files
@@ -37,6 +37,30 @@ def test_an_assistant_is_read_in_every_dtype(tmp_path, capsys):
     assert describe.main([str(folder)]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "a Gemma 4 assistant, which draws from 10 of 97 tokens and has no cache" in told
+
+
+def test_ids_stay_whole_numbers_in_every_saved_dtype(tmp_path):
+    """Uses 600 tokens, because bfloat16 has no numbers for most ids above 256."""
+    rng, rows = np.random.default_rng(0), 600
+    names = ("model.embed_tokens.weight", "masked_embedding.centroids.weight")
+    arrays = {name: rng.normal(size=(rows, files.WIDTH)).astype(np.float32) for name in names}
+    arrays = files.tensors() | arrays | {ORDER: rng.permutation(rows)}
+    folder = files.write(tmp_path / "a", files.entries({"vocab_size": rows}, num_centroids=rows), arrays)
+    model, params = load(folder)
+    for dtype in native.SAVED_DTYPES:
+        saved, converted = tmp_path / dtype, tmp_path / f"{dtype}-converted"
+        checkpoints.save(saved, model, params, dtype)
+        stored = reading.find(saved)
+        assert converting.default_dtype(stored) == ("float32" if dtype == "int8" else dtype)
+        converting.convert(stored, converted, dtype)
+        for path in (saved, converted):
+            ids = load(path, dtype="bfloat16")[1]["decoder"]["clusters"]["ids"]
+            assert ids.dtype == np.int32
+            np.testing.assert_array_equal(ids, arrays[ORDER])
+    params["decoder"]["clusters"]["ids"] = np.zeros(rows, np.int32)
+    checkpoints.save(tmp_path / "twice", model, params)
+    with pytest.raises(CheckpointError, match="decoder/clusters/ids is int32 .600., but must hold each of the 600 ids"):
+        load(tmp_path / "twice")
 
 
 @pytest.mark.parametrize(("text", "changes", "said"), [
