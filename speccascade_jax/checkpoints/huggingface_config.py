@@ -369,18 +369,19 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
         heads = record.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
         inner = {"head_dim": record.get("global_head_dim", 512)} | ({"num_key_value_heads": heads} if heads else {})
     else:
-        inner = _of_layers(record, by_layer, [str(i) for i, kind in enumerate(kinds) if kind == "global"])
+        inner = _of_layers(record, by_layer, [i for i, kind in enumerate(kinds) if kind == "global"])
     sizes = Record(record.file, inner, "per_layer_config")
     return {_GLOBAL[name]: sizes.size(name) for name in inner if inner[name] != record.size(name)}
 
 
-def _of_layers(record: Record, by_layer: Any, layers: list[str]) -> dict[str, Any]:
-    """Returns the sizes that all global layers have in `per_layer_config`."""
-    sizes = list(by_layer.values()) if isinstance(by_layer, dict) and by_layer.keys() == set(layers) else [None]
+def _of_layers(record: Record, by_layer: Any, layers: list[int]) -> dict[str, Any]:
+    """Returns the sizes that all global layers have in `per_layer_config`, whose keys may begin with zeros."""
+    numbers = {int(key) if key.isdecimal() else None for key in by_layer} if isinstance(by_layer, dict) else set()
+    sizes = list(by_layer.values()) if numbers == set(layers) else [None]
     if not isinstance(sizes[0], dict) or any(entry != sizes[0] for entry in sizes):
         raise CheckpointError(
             f"{record.file}: per_layer_config is {by_layer!r:.200}: give equal sizes for the layers "
-            f"{', '.join(layers)} of full_attention, and for no other layers"
+            f"{', '.join(map(str, layers))} of full_attention, and for no other layers"
         )
     if not sizes[0].keys() <= _GLOBAL.keys():
         raise CheckpointError(

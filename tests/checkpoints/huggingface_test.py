@@ -189,10 +189,11 @@ def test_layers_that_rotate_otherwise_or_not_at_all_are_read(written):
 
 
 def test_gemma_4_is_read_as_published_and_as_release_5_writes_it(written):
-    by_layer = dict.fromkeys("13", {"head_dim": 16, "num_key_value_heads": 1})
     absent = ["global_head_dim", "num_global_key_value_heads"]
-    for config in (read("gemma4", {}), read("gemma4", {"per_layer_config": by_layer}, absent)):
-        assert config == hf.KINDS["gemma4"]
+    assert read("gemma4", {}) == hf.KINDS["gemma4"]
+    for keys in (("1", "3"), ("01", "03")):  # a model of more than ten layers has zeros before small numbers
+        by_layer = dict.fromkeys(keys, {"head_dim": 16, "num_key_value_heads": 1})
+        assert read("gemma4", {"per_layer_config": by_layer}, absent) == hf.KINDS["gemma4"]
     # A count of global heads only matters where values are keys, and the last layer is global whatever the file says.
     assert read("gemma4", {"attention_k_eq_v": False}).global_kv_heads is None
     assert (
@@ -406,6 +407,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma4", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input is 90, but only 97"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 16}}}, "per_layer_config is .*: give equal sizes for the laye"),
     ("gemma4", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config is .*: give equal sizes for the layer"),
+    ("gemma4", {"per_layer_config": {"1": {}, "x": {}}}, "per_layer_config is .*for the layers 1, 3 of full_attention"),
     ("gemma4", {"per_layer_config": dict.fromkeys("13", {"d": 4})}, "per_layer_config has d, but only head_dim, num_"),
     ("gemma3_images", {"text_config": None}, "text_config is None: give the entries of a gemma3_text"),
     ("gemma3_images", {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma3_"),
