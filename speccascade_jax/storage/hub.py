@@ -26,7 +26,7 @@ EXTRA = "pip install 'speccascade_jax[hub]'"
 CONFIGURATION = ("config.json", "generation_config.json")
 VOCABULARY = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "spiece.model", "vocabulary.model", "chat_template.jinja",
+    "spiece.model", "vocabulary.model", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 DESCRIPTION = (*CONFIGURATION, *VOCABULARY)
 """Patterns of the small files of a model; there is a configuration even if there is no vocabulary."""

@@ -23,6 +23,7 @@ from speccascade_jax.storage import checksums
 from speccascade_jax.storage.files import point_key
 
 JINJA = "chat_template.jinja"
+TOOL_JINJA = "additional_chat_templates/tool_use.jinja"
 MOST_STEPS = 1_000_000
 """The largest number of lines of a template that one rendering runs; long conversations need some thousands."""
 MOST_NESTED = 64
@@ -43,16 +44,19 @@ class ChatTemplate:
         source: the file of the template.
         text: the template.
         pieces: names such as "bos_token", and the text of each piece.
+        for_tools: the template that writes conversations with the variable `tools`; `None`: the same.
     """
 
     source: Path
     text: str
     pieces: Mapping[str, str] = field(default_factory=dict, hash=False)
+    for_tools: "ChatTemplate | None" = None
 
     @property
     def digest(self) -> str:
-        """The hash of the text and the pieces, for keys of records."""
-        return point_key(text=self.text, pieces=dict(self.pieces))
+        """The hash of the texts and the pieces, for keys of records."""
+        others = {"for_tools": self.for_tools.text} if self.for_tools else {}
+        return point_key(text=self.text, pieces=dict(self.pieces), **others)
 
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, *, now: datetime | None = None
@@ -70,6 +74,8 @@ class ChatTemplate:
             ValueError: the template is not valid, refuses the messages, is not allowed to do what it tries, or does not
                 end; the message names the file.
         """
+        if self.for_tools and variables and variables.get("tools") is not None:
+            return self.for_tools.render(messages, variables, now=now)
         usual = {"tools": None, "documents": None, "add_generation_prompt": True, **self.pieces}
         values = usual | dict(variables or {}) | {"messages": [_completed(message) for message in messages]}
         values["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
@@ -206,7 +212,8 @@ def _completed(message: Message) -> dict[str, Any]:
 def require_template(vocabulary: TextVocabulary | None) -> ChatTemplate:
     """Returns the chat template of a vocabulary: in its own folder, or else in that of the model that uses it.
 
-    A folder's template is `chat_template.jinja`, or else the entry `chat_template` of `tokenizer_config.json`.
+    A folder's template is `chat_template.jinja`, or else the entry `chat_template` of `tokenizer_config.json`. The
+    template for tools is `additional_chat_templates/tool_use.jinja`, or else the entry's template "tool_use".
 
     Raises:
         ValueError: there is no vocabulary, or no template, or the file is damaged.
@@ -225,16 +232,20 @@ def require_template(vocabulary: TextVocabulary | None) -> ChatTemplate:
 
 
 def _in_folder(files: TokenizerFiles, vocabulary: FileVocabulary) -> ChatTemplate | None:
-    jinja = files.folder / JINJA
+    jinja, tool_jinja = files.folder / JINJA, files.folder / TOOL_JINJA
     if jinja.is_file():
-        source, text = jinja, _decoded(jinja)
-    elif entry := files.chat_template():
-        source, text = entry
+        source, texts = jinja, {"default": _decoded(jinja)}
+    elif entry := files.chat_templates():
+        source, texts = entry
     else:
         return None
+    tool_source, tool_text = (
+        (tool_jinja, _decoded(tool_jinja)) if tool_jinja.is_file() else (source, texts.get("tool_use"))
+    )
     named = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
-    pieces = {name: vocabulary.piece(token) for name, token in named.items() if token is not None}
-    return ChatTemplate(source, text, files.named_pieces(pieces))
+    pieces = files.named_pieces({name: vocabulary.piece(token) for name, token in named.items() if token is not None})
+    for_tools = None if tool_text is None else ChatTemplate(tool_source, tool_text, pieces)
+    return ChatTemplate(source, texts["default"], pieces, for_tools)
 
 
 def _decoded(path: Path) -> str:

@@ -11,8 +11,8 @@ from speccascade_jax.storage.readers import parsed
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 NUMBERING = ("generation_config.json", "config.json")
 ADDED = "added_tokens.json"
-# The pieces that a chat template may name. transformers gives it no others.
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Entries whose names and pieces a chat template may read too, such as {"image_token": "<image>"}.
+_NAMED = ("extra_special_tokens", "model_specific_special_tokens")
 # The largest plausible number of added pieces. A larger id is an error: it would make tables of pieces very long.
 _MOST_ADDED = 1 << 16
 
@@ -104,8 +104,10 @@ class TokenizerFiles:
             raise self._odd(TypeError(f"eos_token_id {odd[0]!r}"))
         return numbers
 
-    def chat_template(self) -> tuple[Path, str] | None:
-        """Returns the file and the text of the entry `chat_template`, or of its template "default" if it has several.
+    def chat_templates(self) -> tuple[Path, dict[str, str]] | None:
+        """Returns the file of the entry `chat_template`, and its templates by name; a single one is called "default".
+
+        Only the templates "default" and "tool_use" are read.
 
         Raises:
             ValueError: there are several templates, and none is called "default"; or the entry is not a template.
@@ -116,23 +118,24 @@ class TokenizerFiles:
         if isinstance(entry, dict) and "default" not in entry:
             names = ", ".join(map(str, entry)) or "nothing"
             raise ValueError(f'{file} has chat templates called {names}: rename the right one to "default"')
-        text = entry["default"] if isinstance(entry, dict) else entry
-        if not isinstance(text, str | None):
-            raise self._odd(TypeError(f"chat_template {text!r:.40}"))
-        return None if text is None else (file, text)
+        templates = entry if isinstance(entry, dict) else {} if entry is None else {"default": entry}
+        texts = {name: templates[name] for name in ("default", "tool_use") if name in templates}
+        if odd := [text for text in texts.values() if not isinstance(text, str)]:
+            raise self._odd(TypeError(f"chat_template {odd[0]!r:.40}"))
+        return (file, texts) if texts else None
 
     def named_pieces(self, usual: Mapping[str, str]) -> dict[str, str]:
-        """Returns the text of each piece that has a role, such as "bos_token".
+        """Returns the text of each piece that a chat template may name, such as "bos_token" or "image_token".
 
         `usual` maps roles to the pieces that have these roles if no file mentions the role.
         """
-        pieces = dict[str, str]()
-        for role in _ROLES:
-            value = next((table[role] for table in self._in(NAMING) if role in table), usual.get(role))
-            name = value.get("content") if isinstance(value, dict) else value
-            if isinstance(name, str):
-                pieces[role] = name
-        return pieces
+        roles = dict[str, Any](usual)
+        for table in reversed(self._in(NAMING)):  # the first file's entries replace those of the second
+            groups = (table[entry] for entry in _NAMED if isinstance(table.get(entry), dict))
+            roles |= {role: value for group in groups for role, value in group.items()}
+            roles |= {role: value for role, value in table.items() if role.endswith("_token")}
+        names = {role: value.get("content") if isinstance(value, dict) else value for role, value in roles.items()}
+        return {role: name for role, name in names.items() if isinstance(name, str)}
 
     def _named(self, entry: str, ids: Mapping[str, int]) -> int | None:
         """Returns the id of the piece that `entry` names in the first file that has it; `None` if it names no piece."""

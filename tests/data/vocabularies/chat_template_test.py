@@ -152,6 +152,7 @@ def test_a_file_takes_precedence_over_the_entry_of_the_configuration(folder):
     ([], "has chat templates called nothing"),
     (7, r"invalid entry \(TypeError\('chat_template 7'"),
     ([{"name": "default", "template": 7}], "invalid entry"),
+    ([{"name": "default", "template": "x"}, {"name": "tool_use", "template": 7}], "invalid entry"),
     (None, "no chat template in .*: put the chat_template.jinja of the instruction-tuned model there"),
 ])  # fmt: skip
 def test_a_configuration_without_a_default_template_is_refused(tmp_path, entry, message):
@@ -166,6 +167,41 @@ def test_pieces_that_no_file_names_are_those_of_the_vocabulary(tmp_path):
     (tmp_path / "special_tokens_map.json").write_text('{"unk_token": {"content": "<unk>"}, "eos_token": null}')
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ unk_token }}{{ eos_token }}")
     assert require_template(load_vocabulary(path)).render(QUESTION) == "<s><unk>"
+
+
+def test_every_named_piece_is_a_variable(tmp_path):
+    path = tokenizer_files.gemma(tmp_path)
+    config = {
+        "image_token": {"content": "<i>"},
+        "extra_special_tokens": {"start": "<b>", "x": 7},
+        "add_bos_token": True,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"extra_token": None}))
+    roles = {"image_token": "<j>", "audio_token": "<a>", "extra_token": "<x>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(roles))
+    (tmp_path / "chat_template.jinja").write_text("{{ image_token }}{{ audio_token }}{{ start }}{{ extra_token }}")
+    template = require_template(load_vocabulary(path))
+    assert template.render(QUESTION) == "<i><a><b>"
+    assert set(template.pieces) == {"eos_token", "image_token", "audio_token", "start"}
+
+
+def test_tools_have_a_template_of_their_own(tmp_path):
+    named = [
+        {"name": name, "template": text} for name, text in {"default": "D", "tool_use": "{{ bos_token }}T"}.items()
+    ]
+    path = tokenizer_files.gemma(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    entry = require_template(load_vocabulary(path))
+    texts = [entry.render(QUESTION, variables) for variables in ({"tools": []}, {"tools": None}, {}, None)]
+    assert texts == ["<s>T", "D", "D", "D"]
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ raise_exception('no') }}")
+    file = require_template(load_vocabulary(path))
+    with pytest.raises(ValueError, match=r"^chat template .*additional_chat_templates/tool_use\.jinja: it refuses"):
+        file.render(QUESTION, {"tools": []})
+    (tmp_path / "chat_template.jinja").write_text("D")
+    digests = {template.digest for template in (entry, file, of("D"), require_template(load_vocabulary(path)))}
+    assert len(digests) == 3, "the last template equals that of `file`"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
