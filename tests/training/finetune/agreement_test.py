@@ -23,8 +23,7 @@ def first(monkeypatch):
 def _corpus(kind, path, rows):
     """Returns a corpus of a new file with these rows."""
     path.parent.mkdir()
-    header = ["source\treference"] if kind is TaskCorpus else []
-    path.write_text("".join(f"{row}\n" for row in [*header, *rows]), encoding="utf-8")
+    path.write_text("".join(f"{row}\n" for row in ["source\treference", *rows]), encoding="utf-8")
     return kind(task=str(path), split="all") if kind is TaskCorpus else kind(path=str(path))
 
 
@@ -37,17 +36,20 @@ def test_a_file_of_the_same_name_with_another_row_is_refused(kind, trainer, fold
         for number, lines in enumerate((rows, rows, changed, rows[:-1]))
     )
 
-    def compare(corpus, validation):
-        run = dataclasses.replace(trainer, corpus=corpus, validation=validation)
+    def compare(corpus, validation, task=here):
+        scored = task.path if kind is JoinedCorpus else task.task
+        run = dataclasses.replace(trainer, corpus=corpus, validation=validation, task=scored, examples=16)
         data, checked = (part.tokens(run.text, True) for part in (corpus, validation))
         agreement.check_data(run, data, checked.epoch(0, 0))
 
     compare(here, here)
     compare(copy, copy)
     for corpus in (other, fewer):
-        with pytest.raises(ValueError, match="^the corpus is .* examples with digest .*: give all hosts the files of"):
+        with pytest.raises(ValueError, match="^the task is .* examples, digest"):
+            compare(here, here, task=corpus)
+        with pytest.raises(ValueError, match="^the corpus is .* examples, digest .*: give all hosts the files of"):
             compare(corpus, here)
-        with pytest.raises(ValueError, match="^the validation corpus is .* batches with digest"):
+        with pytest.raises(ValueError, match="^the validation corpus is .* batches, digest"):
             compare(here, corpus)
 
 
