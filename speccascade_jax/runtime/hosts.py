@@ -297,17 +297,17 @@ def check_same(
     here = {name: [text, (portable or settings)[name]] for name, text in settings.items()}
     expected = agreed(here)
     pairs = {name: (here.get(name, _UNSET), expected.get(name, _UNSET)) for name in {**expected, **here}}
-    wrong = [
-        f"{name} is {_difference(one[0], other[0])}" for name, (one, other) in pairs.items() if _differ(one, other)
-    ]
+    differing = {name: texts for name, pair in pairs.items() if (texts := _differing(*pair))}
+    wrong = [f"{name} is {_difference(*texts)}" for name, texts in differing.items()]
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" * (len(wrong) > _SHOWN)
         raise ValueError(f"{'; '.join(wrong[:_SHOWN])}{more}: {remedy}")
 
 
-def _differ(here: Sequence[str], first: Sequence[str]) -> bool:
-    """Returns whether all texts of a value differ."""
-    return all(one != other for one, other in zip(here, first, strict=True))
+def _differing(here: Sequence[str], first: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the first texts of a value in two processes if all its texts differ, otherwise `None`."""
+    pairs = list(zip(here, first, strict=True))
+    return None if any(text == expected for text, expected in pairs) else pairs[0]
 
 
 def _difference(here: str, first: str) -> str:
