@@ -58,10 +58,19 @@ def test_each_pair_and_task_file_resolves_to_a_run(model, task):
     assert get_task(point.evaluation.task).name == Path(task).stem
 
 
+PUBLISHED = [model for model in MODELS if "\nTARGET = '" in (ROOT / model).read_text()]
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_published_pair_is_loaded_in_the_type_that_it_is_described_in(model):
+    point = resolve(experiment.run, ["gin/run.gin", model, TASK_FILES[0], METHODS[0]])
+    assert point.pair.dtype == "bfloat16"
+
+
 def test_a_published_pair_has_its_name_and_the_names_of_its_models():
     point = resolve(experiment.run, ["gin/run.gin", "gin/models/gemma3_270m_27b.gin", TASK_FILES[0], METHODS[0]])
     parts = {"target": "google/gemma-3-27b-it", "draft": "google/gemma-3-270m-it"}
-    assert point.pair == points.ModelPair(name="gemma3_270m_27b", **parts)
+    assert point.pair == points.ModelPair(name="gemma3_270m_27b", dtype="bfloat16", **parts)
 
 
 def test_two_checkpoints_form_a_named_pair():

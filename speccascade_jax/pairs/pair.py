@@ -246,7 +246,8 @@ class Pair:
         is in another folder.
 
         Args:
-            target: a path for `checkpoints.load`, or a name on the hub, such as "google/gemma-3-4b-it".
+            target: a path for `checkpoints.load`, or a name on the hub, such as "google/gemma-3-4b-it", as a text. A
+                `Path` is local, unless it begins with `hf:`.
             draft: a path or a name, as for the target, or a word of `pairs.derived` such as "exit:2".
             vocabulary: a file, a folder or a name for `load_vocabulary`. If it is `None`, the vocabularies in the
                 models' folders are used. Several vocabularies must be equal, except for names of control pieces. If

@@ -15,7 +15,12 @@ from tests.support.hub_server import on_the_hub, serving
 pytest.importorskip("huggingface_hub", reason="needs pip install 'speccascade_jax[hub]'")
 
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"[]"}
-OTHER = {"pytorch_model.bin": b"pickle", "original/model.safetensors": b"again", "model.fp16.safetensors": b"again"}
+OTHER = {
+    "pytorch_model.bin": b"pickle",
+    "chat_template.json": b"{}",
+    "original/model.safetensors": b"again",
+    "model.fp16.safetensors": b"again",
+}
 
 
 @pytest.fixture(scope="module")
