@@ -14,7 +14,7 @@ from speccascade_jax.core import names
 from speccascade_jax.core.checks import LONGEST, per_row, whole
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.names import TARGET
-from speccascade_jax.core.protocols import Drafter, Planner, StopPolicy, TargetHead
+from speccascade_jax.core.protocols import AttachedModel, Drafter, Planner, StopPolicy, TargetHead
 from speccascade_jax.core.trees import Tree
 from speccascade_jax.core.types import BoundModel, Controls, Params
 from speccascade_jax.drafters.assistant import AssistantDrafter, BranchingAssistantDrafter
@@ -191,7 +191,7 @@ def drafter_of(
 
     Raises:
         ValueError: a name is neither a model of the pair nor a user's function; a needed acceptance head is missing, as
-            in `Pair.require_head`.
+            in `Pair.require_head`; a draft that belongs to the target (`AttachedModel`) is in a level.
     """
     drafter: Drafter
     name = the_one(drafting.drafters, owner)
@@ -241,8 +241,10 @@ def _model_drafter(
         if chosen_head is not pair.head or bound is not pair.draft:
             chosen_head.check(bound, pair.name)
         params["stop"] = chosen_head.params
-    if isinstance(bound.model, Assistant):
-        bound.model.check(above)
+    # A level of the target's configuration has other weights, and drafts inside a level get no states of its model.
+    if isinstance(bound.model, AttachedModel) and above is not pair.target:
+        kind = type(bound.model).__name__
+        raise ValueError(f"the draft ({kind}) reads its target's states or cache: use it to draft for the target only")
     if _is_exit_of(bound, above):
         kernel = {HEAD: bound.params["decoder"]["logits_dense"]["kernel"]} if bound.model.own_head else {}
         return ExitDrafter(bound.model, policy), {**params, **kernel}

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.core.types import Array, BoundModel, Cache, LMOutput, Params, Prompt
 from speccascade_jax.models.decoder import DecoderCache
 from speccascade_jax.models.families import FAMILIES, Model
@@ -133,6 +134,8 @@ def depth_of(model: Any) -> int:
 
 
 def _layers(model: Any) -> str:
+    if isinstance(model, AttachedModel):
+        raise ValueError(f"{type(model).__name__} has no early exits: it drafts for its target only")
     for family in FAMILIES.values():
         if isinstance(model, family.model):
             return family.depths[-1]

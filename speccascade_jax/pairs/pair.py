@@ -15,7 +15,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.core import names
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import AttachedModel
-from speccascade_jax.core.types import DTYPES, STORED, BoundModel
+from speccascade_jax.core.types import DTYPES, STORED, BoundModel, Params
 from speccascade_jax.data import directory as data_directory
 from speccascade_jax.data.vocabularies.chat_template import ChatTemplate, require_template
 from speccascade_jax.data.vocabularies.load import FileVocabulary, candidates, first_difference, load_vocabulary
@@ -115,7 +115,7 @@ class Pair:
                 f"padded to different sizes, give the vocabulary, or its number of ids: Pair.load(vocab_size=…)"
             )
         if isinstance(bound.model, AttachedModel):
-            bound.model.check(self.target)
+            _check_attached(bound.model, bound.params, self.target)
 
     @property
     def drafts(self) -> dict[str, BoundModel]:
@@ -306,12 +306,25 @@ def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:
     """
     if not isinstance(bound.model, AttachedModel):
         return bound
+    _check_kind(target)
+    return bound.model.attached(bound.params, target)
+
+
+def _check_kind(target: BoundModel) -> None:
+    """Raises a `ValueError` if no draft can belong to the target."""
     if not isinstance(target.model, DecoderLM):
         raise ValueError(
             f"the draft is a head that reads a decoder-only target, but the target is a {type(target.model).__name__}: "
             "choose the head's own target"
         )
-    return bound.model.attached(bound.params, target)
+
+
+def _check_attached(model: AttachedModel, params: Params, target: BoundModel) -> None:
+    """Raises a `ValueError` if a draft does not fit its target, or lacks parameters that the target lends it."""
+    _check_kind(target)
+    model.check(target)
+    if lacking := model.attached(params, target).params.keys() - params.keys():
+        raise ValueError(f"the draft lacks {', '.join(lacking)}, which its target lends it: load both with Pair.load")
 
 
 def _check_heads(target: str | Path, heads: Sequence[str | Path]) -> None:

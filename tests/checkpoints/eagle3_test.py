@@ -41,6 +41,12 @@ def test_a_head_without_an_embedding_uses_the_targets(target, tmp_path):
     arrays = {name: array for name, array in files.tensors(width=files.TARGET.d_model).items() if name not in wide}
     pair = sc.Pair.load(target, files.write(tmp_path / "head", files.entries(hidden_size=files.TARGET.d_model), arrays))
     assert pair.draft.params["token_embedder"] is pair.target.params["token_embedder"]
+    model, params = checkpoints.load(tmp_path / "head")
+    head = sc.BoundModel(params=params, model=model)
+    with pytest.raises(ValueError, match="the draft lacks token_embedder, which its target lends it: load both with"):
+        sc.Pair(target=pair.target, draft=head)
+    with pytest.raises(ValueError, match="the draft is a head that reads a decoder-only target, but the target is a F"):
+        sc.Pair(target=sc.FakeLM(files.TARGET.num_embeddings), draft=head)
 
 
 def test_a_head_is_described(tmp_path, capsys):

@@ -9,6 +9,7 @@ import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.engine.generate import compiled_for
 from speccascade_jax.methods.build import assemble
+from speccascade_jax.models.early_exit import early_exit
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import make_prompt
 from tests.support import gemma4_assistant_files as files
@@ -61,8 +62,9 @@ def test_drafting_needs_no_cache_of_its_own(pair):
 def test_settings_without_meaning_are_refused(pair):
     with pytest.raises(ValueError, match="it cannot write alone, verify drafts, be a tail, or have block_size='auto'"):
         sc.decode(pair, PROMPTS, block_size="auto")
-    config = dataclasses.replace(pair.target.model.config, max_length=99)
-    middle = dataclasses.replace(pair.target, model=dataclasses.replace(pair.target.model, config=config))
-    stacked = dataclasses.replace(pair, others={"middle": middle})
-    with pytest.raises(ValueError, match="drafts only for the target that it was loaded with"):
+    equal = dataclasses.replace(pair.target, params=dict(pair.target.params))
+    stacked = dataclasses.replace(pair, others={"middle": equal})
+    with pytest.raises(ValueError, match="reads its target's states or cache: use it to draft for the target only$"):
         sc.decode(stacked, PROMPTS, drafters=(sc.Level(model="middle", budget=3, block_size=2, drafters=("draft",)),))
+    with pytest.raises(ValueError, match="^Assistant has no early exits: it drafts for its target only$"):
+        early_exit(pair.draft, 1)
