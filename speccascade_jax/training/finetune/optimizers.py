@@ -74,7 +74,7 @@ class Adafactor:
             parts.append(optax.scale_by_param_block_rms(self.min_scale))
         if self.weight_decay:
             parts.append(optax.add_decayed_weights(self.weight_decay))
-        return per_layer(optax.chain(*parts))
+        return _without_constants(per_layer(optax.chain(*parts)))
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,26 @@ def _spec(path: tuple[Any, ...], array: _Placed) -> P:
     # The shape alone does not tell which side of a square matrix is missing: rows lack the last, columns the first.
     axis = missing[0] if any(getattr(key, "name", None) == "v_col" for key in path) else missing[-1]
     return P(*array.spec[:axis], *array.spec[axis + 1 :])
+
+
+def _without_constants(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns `inner` with zero directions for Gemma 4's output scales, which would decay although nothing trains them.
+
+    The state is that of `inner`, so that saved runs can be resumed.
+    """
+
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        directions, after = inner.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.zeros_like(leaf) if _is_constant(path) else leaf, directions
+        ), after
+
+    return inner._replace(update=update)
+
+
+def _is_constant(path: tuple[Any, ...]) -> bool:
+    """Returns whether the parameter at `path` is the number of a `models.decoder.OutputScale`."""
+    return [getattr(key, "key", None) for key in path[-2:]] == ["output", "scale"]
 
 
 def _matrices(params: Params) -> Any:

@@ -141,6 +141,16 @@ def test_weight_decay_is_multiplied_by_the_rate_and_spares_vectors_in_adamw():
         np.testing.assert_allclose(added, 0.5 * parameters[name] * (name != "vector"), atol=1e-6)
 
 
+def test_output_scales_do_not_decay():
+    """Compares with a norm's scale; weight decay is the only part of a step that could change an output scale."""
+    optimizer = Adafactor(weight_decay=0.1).transformation()
+    scale = {"scale": jnp.full((1,), 0.7)}
+    params = {"layers_0": {"output": scale, "norm": scale}, "layers": {"output": {"scale": jnp.ones((2, 1))}}}
+    directions, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    assert directions["layers_0"]["norm"]["scale"] == pytest.approx(0.07)
+    assert not directions["layers_0"]["output"]["scale"].any() and not directions["layers"]["output"]["scale"].any()
+
+
 def _shapes(**shapes) -> dict:
     return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
