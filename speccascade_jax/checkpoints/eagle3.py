@@ -84,7 +84,7 @@ def _config(record: Record, tensors: Tensors) -> Eagle3Config:
     if not isinstance(layer, dict):
         raise CheckpointError(f"{record.file}: {_LAYER} is {layer!r:.200}: give the entries of a Llama")
     # A head never shares its output layer with its embedding, whatever its target does.
-    layer = {"model_type": "qwen3", **layer, "tie_word_embeddings": False}
+    layer = {"model_type": "llama", **layer, "tie_word_embeddings": False}
     Record(record.file, layer, _LAYER).only("model_type", ("llama", "qwen3"))
     base: Any = read_config(record.file, layer)
     if set(base.pattern) != {"global"}:

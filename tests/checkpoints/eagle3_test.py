@@ -49,6 +49,12 @@ def test_a_head_without_an_embedding_uses_the_targets(target, tmp_path):
         sc.Pair(target=sc.FakeLM(files.TARGET.num_embeddings), draft=head)
 
 
+def test_a_layer_without_a_model_type_is_a_llamas(tmp_path):
+    entries = files.entries()
+    del entries["transformer_layer_config"]["model_type"]
+    assert not checkpoints.load(files.write(tmp_path, entries))[0].config.qk_norm
+
+
 def test_a_head_is_described(tmp_path, capsys):
     folder = files.write(tmp_path / "head")
     assert checkpoints.describe(folder).startswith("format: EAGLE-3 head, speculators\nmodel: Eagle3Config(target_ids=")
