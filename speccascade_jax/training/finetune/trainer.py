@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import check_seed, whole
+from speccascade_jax.core.protocols import AttachedModel
 from speccascade_jax.core.types import BoundModel, Params, count
 from speccascade_jax.data.tasks import table
 from speccascade_jax.data.tasks.task import Task
@@ -146,9 +147,15 @@ class Trainer:
         """The model to train, on its mesh, without parameters.
 
         Raises:
-            ValueError: the model has no dropout but `dropout` is set, or the mesh does not fit it.
+            ValueError: the model is a draft that belongs to a target, it has no dropout but `dropout` is set, or the
+                mesh does not fit it.
         """
         model: Any = model_from(self.configuration)
+        if isinstance(model, AttachedModel):
+            raise ValueError(
+                f"a draft that belongs to a target cannot be trained alone: {self.init_from or self.config} is "
+                f"{model.about}; choose a model that writes alone"
+            )
         if self.devices is not None:
             sharding.check(model.config, self.mesh, self.init_from or "the model")
             model = dataclasses.replace(model, mesh=self.devices)

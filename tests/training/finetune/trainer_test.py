@@ -30,7 +30,7 @@ from speccascade_jax.training.finetune.distillation import Distillation
 from speccascade_jax.training.finetune.evaluations import evaluate
 from speccascade_jax.training.finetune.run import train
 from speccascade_jax.training.finetune.schedule import Schedule
-from tests.support import random_t5, tiny_decoders, tokenizer_files
+from tests.support import eagle3_files, gemma4_assistant_files, random_t5, tiny_decoders, tokenizer_files
 from tests.support.killing import KilledError, killed_at
 from tests.training.conftest import CONFIG, PAIRS, micro_trainer
 
@@ -368,6 +368,10 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
         ({"config": CONFIG}, "only a T5 can be enlarged: leave config out, so that .*model"),
     ):
         _refused(lambda changes=changes: _decoder_trainer(decoder, tmp_path / "refused", **changes), said)
+    for draft, described in ((gemma4_assistant_files, "a Gemma 4 assistant"), (eagle3_files, "an EAGLE-3 head")):
+        path = str(draft.write(tmp_path / described))
+        said = f"a draft that belongs to a target cannot be trained alone: .* is {described}.*; choose a model that"
+        _refused(_of(trainer, init_from=path, config=None, dropout=None), said)
     # nothing was left behind that a later run with right settings would resume
     assert not list(Path(trainer.run_dir).glob(f"{states.FOLDER}/*"))
 
