@@ -14,6 +14,7 @@ import numpy as np
 
 from speccascade_jax.checkpoints.array_plan import Piece, Pieces, Tensor, Tensors, whole
 from speccascade_jax.checkpoints.byte_ranges import Part, shape_of_part
+from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError
 
 _ONE = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 _ALL = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
@@ -24,7 +25,10 @@ def stacked(tensors: Mapping[str, Tensor]) -> Tensors:
     """Returns tensors, not yet read, in which those of a layer's experts are stacked; other tensors are unchanged.
 
     Tensors of each expert become `mlp.experts.gate_proj.weight` `[X, F, E]` and so on, and `gate_up_proj` becomes
-    `[X, 2, F, E]`. If the tensors of a layer's experts lack a number, they stay as they are.
+    `[X, 2, F, E]`.
+
+    Raises:
+        CheckpointError: the tensors of a layer's experts lack a number, or differ in shape or dtype; names the expert.
     """
     out: Tensors = {}
     groups: dict[str, dict[int, str]] = {}
@@ -37,10 +41,35 @@ def stacked(tensors: Mapping[str, Tensor]) -> Tensors:
         else:
             out[_of_model(name)] = tensor
     for name, group in groups.items():
-        parts = [tensors[group[number]] for number in sorted(group)]
-        complete = sorted(group) == list(range(len(group))) and len({(part.shape, part.dtype) for part in parts}) == 1
-        out |= {name: _stack(parts)} if complete else {source: tensors[source] for source in group.values()}
+        out[name] = _stack(_alike(group, tensors))
     return out
+
+
+def _alike(group: Mapping[int, str], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns the tensors of a layer's experts in the order of their numbers.
+
+    Args:
+        group: an expert's number -> the name of its tensor.
+        tensors: the stored tensors.
+
+    Raises:
+        CheckpointError: as `stacked`.
+    """
+    numbers = sorted(group)
+    first = tensors[group[numbers[0]]]
+    for number in range(len(numbers)):
+        if number not in group:
+            near = group[numbers[-1]]
+            raise CheckpointError(
+                f"{first.file}: {near} is stored, but the tensor of expert {number} is missing: {COPY_AGAIN}"
+            )
+        tensor = tensors[group[number]]
+        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+            raise CheckpointError(
+                f"{tensor.file}: {group[number]} is {tensor.dtype} {list(tensor.shape)}, but that of expert 0 is "
+                f"{first.dtype} {list(first.shape)}: {COPY_AGAIN}"
+            )
+    return [tensors[group[number]] for number in numbers]
 
 
 def _of_model(name: str) -> str:

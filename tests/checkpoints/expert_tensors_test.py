@@ -85,14 +85,22 @@ def _parts(name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda stored: stored.pop(DOWN.format(3)), r"1 of \d+ arrays are missing .*experts.down_proj"),
+        (
+            lambda stored: stored.pop(DOWN.format(3)),
+            r"experts.7.down_proj.weight is stored, but the tensor of expert 3 is",
+        ),
+        (lambda stored: stored.pop(DOWN.format(7)), r"\[7, 32, 16\], but .* \[8, 32, 16\]"),
+        (
+            lambda stored: stored.update({DOWN.format(3): np.zeros((32, 9), np.float32)}),
+            r"experts.3.down_proj.weight is float32 \[32, 9\], but that of expert 0 is float32 \[32, 16\]: copy",
+        ),
         (
             lambda stored: stored.update({DOWN.format(8): stored[DOWN.format(0)]}),
             r"\[9, 32, 16\], but .* \[8, 32, 16\]",
         ),
     ],
 )
-def test_another_number_of_experts_is_refused(tmp_path, change, message):
+def test_another_number_or_shape_of_experts_is_refused(tmp_path, change, message):
     stored = hf.tensors(KIND, hf.random_parameters(KIND))
     change(stored)
     with pytest.raises(CheckpointError, match=message):
