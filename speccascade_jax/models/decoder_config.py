@@ -235,7 +235,9 @@ class DecoderConfig:
             if getattr(self, name) is None:
                 raise ValueError(f"global_head_dim is set, but {name} is not: its default depends on a single head_dim")
         # A layer without keys reads those of a layer with its window and rotation, so its kind must occur before.
-        if lost := set(self.kinds[self.num_caches :]) - set(self.kinds[: self.num_caches]):
+        # A damaged file may claim 2³¹ layers, which no list of all layers can hold, so others are not listed here.
+        listed = self.kinds if self.kv_layers else ()
+        if lost := set(listed[self.num_caches :]) - set(listed[: self.num_caches]):
             raise ValueError(
                 f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
             )
@@ -265,7 +267,7 @@ class DecoderConfig:
         """Whether all layers have parameters of equal shapes, which a scan needs."""
         # `shared_d_ff` is not tested, because it changes layers only if `kv_layers` is set.
         unlike = (self.global_head_dim, self.global_kv_heads, self.keys_as_values, self.kv_layers, self.layer_input)
-        return not any(unlike) and len(set(self.sparse)) < 2
+        return not any(unlike) and (not self.dense_layers or len(set(self.sparse)) < 2)
 
     @property
     def scanned(self) -> bool:
