@@ -254,14 +254,14 @@ def _model_drafter(
 _DRAFTERS: tuple[tuple[type, Any, Any], ...] = (
     (Assistant, AssistantDrafter, BranchingAssistantDrafter),
     (TargetHead, HeadDrafter, BranchingHeadDrafter),
-    (object, ModelDrafter, BranchingDrafter),
 )
 """Rows of a class of models and the drafters that draft blocks and trees with it; the first row that fits counts."""
 
 
 def _kinds(bound: BoundModel) -> tuple[Any, Any]:
-    """Returns the classes of drafters that draft blocks and trees with a model."""
-    return next((blocks, trees) for model, blocks, trees in _DRAFTERS if isinstance(bound.model, model))
+    """Returns the classes of drafters that draft blocks and trees with a model; most models need no row."""
+    rows = [(blocks, trees) for model, blocks, trees in _DRAFTERS if isinstance(bound.model, model)]
+    return rows[0] if rows else (ModelDrafter, BranchingDrafter)
 
 
 def _is_exit_of(bound: BoundModel, above: BoundModel) -> bool:
