@@ -368,10 +368,10 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _stack_shapes(c: DecoderConfig, stack: str) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {f"{stack}/{stack}_norm/scale": (c.d_model,)}
+    shapes: dict[str, tuple[int, ...]] = {}
     for i in range(c.num_layers):
         shapes |= {f"{stack}/layers_{i}/{name}": shape for name, shape in _layer_shapes(c, i).items()}
-    return shapes
+    return shapes | {f"{stack}/{stack}_norm/scale": (c.d_model,)}
 
 
 def _layer_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
