@@ -16,7 +16,7 @@ from tests.support import killed_jobs, tiny_pair
 from tests.training.conftest import write_corpus
 
 pytestmark = pytest.mark.laws
-KILLS = int(os.environ.get("SPECCASCADE_KILLS", "6"))
+KILLS = int(os.environ.get("SPECCASCADE_KILLS", "4"))
 """Number of killed processes, over all jobs."""
 SECONDS = 240
 

@@ -302,7 +302,7 @@ def stop(processes, victim, number, after):
 def test_a_run_that_is_killed_again_and_again_ends_as_without(number, bucket, unbroken, monkeypatch):  # noqa: F811
     monkeypatch.setenv("TOY_LEASE", "1")
     draws, status, stopped = random.Random(number), 1, 0
-    for _ in range(int(os.environ.get("SPECCASCADE_KILLS", "3"))):
+    for _ in range(int(os.environ.get("SPECCASCADE_KILLS", "2"))):
         running = start(RUN, every=3)  # a write is under way at most times
         stop(running, 0, number, draws.uniform(0, 0.5) if stopped else 0)
         ((status, output, said),) = ended(running)
