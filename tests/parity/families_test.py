@@ -78,6 +78,8 @@ def test_logits_equal_transformers(kind, tmp_path):
     # A model whose layers differ has no scan.
     for scan in (False,) if kind == "qwen3_moe" or "4" in kind else (False, True):
         assert np.abs(ours(scan_layers=scan) - wanted).max() < 2e-5 * deviation
+    if kind.endswith(("images", "unified")):  # other files of the same layers
+        return
     # Root mean square errors: 2% of the deviation, or what rounding to 16 bits costs transformers (1.4 to 2.5% here).
     # After rounding, a few tokens choose other experts and get other logits, so experts are judged by the median token.
     middle = np.median if kind in ("qwen3_moe", "mixtral") else np.mean
