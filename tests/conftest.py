@@ -23,6 +23,7 @@ import jax
 import pytest
 
 from speccascade_jax.runtime import compilation_cache, program_memory
+from tests.support.hub_server import on_the_hub, serving
 
 # A separate cache for this process and those that tests start; the suite's processes and its next run share it.
 os.environ[compilation_cache.VARIABLE] = str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
@@ -138,3 +139,20 @@ optimised = pytest.fixture(_as_users_compile, name="optimised")
 """Compiles a test's programs as users do, for tests that run longer than they compile."""
 all_optimised = pytest.fixture(_as_users_compile, name="all_optimised", scope="module")
 """Compiles the programs of a whole file as users do."""
+
+
+@pytest.fixture(scope="session")
+def hub_server():
+    """Yields a server on this machine that speaks the hub's API."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def empty_hub(hub_server, tmp_path, monkeypatch):
+    """Runs a test in an empty folder, with an empty cache, and yields the server of an empty hub."""
+    monkeypatch.chdir(tmp_path)
+    for table in (hub_server.commits, hub_server.branches, hub_server.gated, hub_server.asked):
+        table.clear()
+    with on_the_hub(hub_server, tmp_path / "cache"):
+        yield hub_server

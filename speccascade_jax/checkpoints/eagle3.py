@@ -121,8 +121,8 @@ def _target_ids(file: Path, tensors: Tensors, draft_size: int) -> tuple[int, ...
             f"{COPY_AGAIN}"
         )
     if tensors["d2t"].shape != (draft_size,) or "int" not in tensors["d2t"].dtype:
-        found = f"{tensors['d2t'].dtype} {list(tensors['d2t'].shape)}"
-        raise CheckpointError(f"{tensors['d2t'].file}: d2t is {found}, but must be {draft_size} integers: {COPY_AGAIN}")
+        stored = f"d2t is {tensors['d2t'].dtype} {list(tensors['d2t'].shape)}"
+        raise CheckpointError(f"{tensors['d2t'].file}: {stored}, but must be {draft_size} integers: {COPY_AGAIN}")
     try:
         offsets = tensors["d2t"].read()
     except UnreadableError as error:

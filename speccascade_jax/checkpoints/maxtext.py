@@ -17,7 +17,8 @@ import numpy as np
 from speccascade_jax.checkpoints.array_plan import Piece, Plan, Stored, check_tensors
 from speccascade_jax.checkpoints.infer import MOST_LAYERS, check_count
 from speccascade_jax.checkpoints.zarr import METADATA, open_arrays, tree_specs
-from speccascade_jax.models.decoder_config import PRESETS, DecoderConfig, parameter_shapes
+from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.models.decoder_presets import PRESETS
 from speccascade_jax.models.families import Shapes
 from speccascade_jax.storage.errors import CheckpointError, incomplete
 

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 from speccascade_jax.models.cache import empty_slots
-from speccascade_jax.models.decoder import ALONE, Beside, DecoderLayer, DecoderModule, Turns, dense, norm
+from speccascade_jax.models.decoder import DecoderModule
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.models.decoder_layers import ALONE, Beside, DecoderLayer, Turns, dense, norm
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.sharding import Mesh, under
@@ -282,8 +283,8 @@ class Eagle3(CachedModel[HeadCache]):
         # The length for which a head was trained limits its agreement with the target, but not the output.
         head = replace(self, config=replace(config, max_length=max(c.max_length, of.max_length)))
         head.check(target)
-        own = {} if c.has_embedding else {"token_embedder": target.params["token_embedder"]}
-        return BoundModel(params={**params, **own}, model=head)
+        borrowed = {} if c.has_embedding else {"token_embedder": target.params["token_embedder"]}
+        return BoundModel(params={**params, **borrowed}, model=head)
 
     def check(self, target: BoundModel) -> None:
         """Raises a `ValueError` if the head does not fit the target; the message names both sizes."""

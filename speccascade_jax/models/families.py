@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from speccascade_jax.models.decoder import DecoderLM
-from speccascade_jax.models.decoder_config import PRESETS as DECODERS
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
+from speccascade_jax.models.decoder_presets import PRESETS as DECODERS
 from speccascade_jax.models.eagle3 import Eagle3, Eagle3Config, eagle3_shapes
 from speccascade_jax.models.gemma4_assistant import Assistant, AssistantConfig, assistant_shapes
 from speccascade_jax.models.t5 import T5, T5Config

@@ -22,18 +22,9 @@ from speccascade_jax.core.arrays import full_precision
 from speccascade_jax.core.protocols import Target
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
-from speccascade_jax.models.decoder import (
-    Beside,
-    DecoderCache,
-    DecoderLayer,
-    DecoderLM,
-    Turns,
-    dense,
-    last_layer,
-    norm,
-    turns,
-)
+from speccascade_jax.models.decoder import DecoderCache, DecoderLM, last_layer
 from speccascade_jax.models.decoder_config import DecoderConfig, LayerSizes, parameter_shapes
+from speccascade_jax.models.decoder_layers import Beside, DecoderLayer, Turns, dense, norm, turns
 from speccascade_jax.models.layers import KeysValues
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import under
@@ -312,12 +303,12 @@ class Assistant(DecoderLM):
         return out, AssistantCache(cache.length + tokens.shape[1], jnp.concatenate([cache.states, states], axis=1))
 
     def _read(self, params: Weights, tokens: Array, states: Array) -> tuple[LMOutput, Array]:
-        own, target = params
+        weights, target = params
         # The target scales these embeddings by its own `embedding_scale`, as it does for its first layer.
         inputs = jnp.concatenate([self.of.embed(target.params, tokens), states], axis=-1)
         with full_precision(self.config.dtype), under(self.mesh):
             shared = shared_with(self.config, self.of.config, target.cache, tokens.shape[1])
-            read: tuple[LMOutput, Array] = self.module.apply({"params": own}, inputs, shared)
+            read: tuple[LMOutput, Array] = self.module.apply({"params": weights}, inputs, shared)
         return read
 
 

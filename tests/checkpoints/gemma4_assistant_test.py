@@ -35,8 +35,8 @@ def test_an_assistant_is_read_in_every_dtype(tmp_path, capsys):
     assert again == model
     np.testing.assert_array_equal(same["decoder"]["clusters"]["ids"], stored[ORDER])
     assert describe.main([str(folder)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "a Gemma 4 assistant, which draws from 10 of 97 tokens and has no cache" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a Gemma 4 assistant, which draws from 10 of 97 tokens and has no cache" in printed
 
 
 def test_ids_stay_whole_numbers_in_every_saved_dtype(tmp_path):

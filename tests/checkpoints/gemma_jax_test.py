@@ -8,7 +8,7 @@ from flax.traverse_util import flatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load
 from speccascade_jax.checkpoints.tree_writing import write_tree
-from speccascade_jax.models.decoder_config import tiny
+from speccascade_jax.models.decoder_presets import tiny
 
 CONFIG = dataclasses.replace(tiny("gemma2_2b"), num_layers=2, query_scale=8**-0.5, window=4096, max_length=8192)
 V, E, N, K, H, F = 97, CONFIG.d_model, CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, CONFIG.d_ff

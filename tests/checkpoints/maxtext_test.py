@@ -9,7 +9,7 @@ from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, describe, load
 from speccascade_jax.checkpoints.tree_writing import write_tree
-from speccascade_jax.models import decoder_config
+from speccascade_jax.models import decoder_presets
 from speccascade_jax.models.decoder import DecoderLM, teacher_forced_logits, tiny
 from tests.support.tiny_decoders import flat_parameters
 
@@ -61,7 +61,7 @@ def write(path, arrays, root="params/params/"):
 @pytest.mark.parametrize("config", [GEMMA, LLAMA], ids=["gemma2", "llama3.1"])
 def test_logits_equal_those_of_the_model(tmp_path, monkeypatch, config, scanned):
     config = config if config is GEMMA else dataclasses.replace(config, rope_pairs="adjacent")
-    monkeypatch.setitem(decoder_config.PRESETS, "llama3.1_tiny", LLAMA)
+    monkeypatch.setitem(decoder_presets.PRESETS, "llama3.1_tiny", LLAMA)
     path = write(tmp_path / "3", maxtext_arrays(config, scanned))
     expected = FORCED(DecoderLM(config), unflatten_dict(flat_parameters(config), sep="/"), TOKENS)
     for part in (path, path / "items"):

@@ -17,7 +17,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from speccascade_jax.checkpoints import CheckpointError, converting, load, model_of, native, reading, save
 from speccascade_jax.models.decoder import DecoderLM
-from speccascade_jax.models.decoder_config import parameter_shapes, tiny
+from speccascade_jax.models.decoder_config import parameter_shapes
+from speccascade_jax.models.decoder_presets import tiny
 from speccascade_jax.models.products import quantised
 from tests.support import checkpoint_arrays, damage
 from tests.support.checkpoint_arrays import same

@@ -10,7 +10,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.evaluation import measuring, session
 from speccascade_jax.evaluation.points import ModelPair
-from speccascade_jax.models.decoder_config import tiny
+from speccascade_jax.models.decoder_presets import tiny
 from speccascade_jax.training.finetune.corpus import TaskCorpus
 from speccascade_jax.training.finetune.schedule import Schedule
 from speccascade_jax.training.finetune.trainer import Trainer
@@ -29,16 +29,16 @@ ON = text_pair.evaluation(quality_examples=1, quality_batch=1)
 def folders(tmp_path_factory):
     """Returns folders of two models as they lie on the hub, with one vocabulary."""
     root = tmp_path_factory.mktemp("theirs")
-    made = {}
+    by_name = {}
     for name, layers in ((LARGE, 7), (SMALL, 1)):
-        folder = made[name] = root / name
+        folder = by_name[name] = root / name
         folder.mkdir(parents=True)
         rows = load_vocabulary(tokenizer_files.metaspace(folder)).vocab_size
         config = dataclasses.replace(tiny("gemma3_4b"), num_layers=layers, vocab_size=rows, num_embeddings=rows)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(hf.KINDS, "gemma3", config)
             hf.write(folder, hf.entries("gemma3"), hf.tensors("gemma3", hf.random_parameters("gemma3")), shards=2)
-    return made
+    return by_name
 
 
 @pytest.fixture(scope="module")

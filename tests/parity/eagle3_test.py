@@ -6,18 +6,15 @@ import json
 import os
 from collections import Counter
 
-import jax
 import numpy as np
 import pytest
 from safetensors.torch import save_file
 
 import speccascade_jax as sc
-from speccascade_jax.core import rngs
 from speccascade_jax.core.trees import Tree
-from speccascade_jax.methods.build import assemble
-from speccascade_jax.pairs.prompts import make_prompt
 from tests.parity.transformers_test import SIZES, their_decoder, torch, transformers
-from tests.support import conformance, engines, reference
+from tests.support import conformance, reference
+from tests.support.drafted_rounds import drafted_rounds
 
 pytestmark = pytest.mark.parity
 # The lossless rule and one that defers; by SPECCASCADE_FAMILIES=all, another too, though drafters do not know the rule.
@@ -152,35 +149,14 @@ def models(folder, norm_before_residual=False):
     return target, head, sc.Pair.load(folder / "target", written(folder / "head", head))
 
 
-def rounds(pair, prompts, count, **settings):
-    """Yields the committed tokens before each greedy round, all tokens that it drafts, and the round."""
-    engine, params = assemble(pair, **settings)
-    prompt, controls = make_prompt(pair, prompts), engines.controls(len(prompts))
-
-    @jax.jit
-    def step(state):
-        after_round, turn = engine.step(params, state, controls)
-        if engine.tree is None:
-            return after_round, turn, turn.draft.tokens
-        # the round's record has the kept path alone, so the same tree is drafted again
-        drafted = engine.draft(params, state, controls, state.limit - state.length, engine.complete)
-        return after_round, turn, drafted.draft.tokens
-
-    state = jax.jit(engine.init, static_argnums=4)(params, prompt, rngs.root(0), np.arange(len(prompts)), count)
-    while not np.all(state.done):
-        after_round, turn, drafted = step(state)
-        yield state.tokens, np.asarray(drafted), turn
-        state = after_round
-
-
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 def test_drafted_blocks_equal_the_reference(norm_before_residual, tmp_path):
     """Compares all greedy blocks of several rows, after kept and after rejected tokens."""
     target, head, pair = models(tmp_path, norm_before_residual)
     kept = rejected = 0
-    for tokens, drafted, turn in rounds(pair, PROMPTS, 16, method="spec_decode", block_size=4):
+    for tokens, draft, turn in drafted_rounds(pair, PROMPTS, 16, method="spec_decode", block_size=4):
         for row in np.flatnonzero(turn.active):
-            block = drafted[row, : int(turn.draft.length[row])]
+            block = draft.tokens[row, : int(turn.draft.length[row])]
             wanted = after(target, head, np.asarray(tokens[row, : turn.start[row]]), block[:-1])
             np.testing.assert_array_equal(block, wanted.argmax(-1))
         kept, rejected = kept + int(turn.num_kept.sum()), rejected + int(turn.rejected.sum())
@@ -192,15 +168,15 @@ def test_drafted_trees_equal_the_reference(tmp_path):
     target, head, pair = models(tmp_path)
     shape = (2, 1, 1)  # nodes of the second level, whose parents differ, are fed to the head
     tree, kept = Tree.of_branching(shape), 0
-    for tokens, drafted, turn in itertools.islice(rounds(pair, PROMPTS, 20, method="spec_decode", tree=shape), 6):
+    for tokens, draft, turn in itertools.islice(drafted_rounds(pair, PROMPTS, 20, method="spec_decode", tree=shape), 6):
         for row, entry in itertools.product(np.flatnonzero(turn.active), range(5)):
             path, node = [], entry - 1
             while node >= 0:
-                path, node = [drafted[row, node], *path], tree.parents[node]
+                path, node = [draft.tokens[row, node], *path], tree.parents[node]
             wanted = after(target, head, np.asarray(tokens[row, : turn.start[row]]), path)[-1]
             children = [child for child in tree.children[entry] if child]
             likely = np.argsort(-wanted)[: len(children)]
-            np.testing.assert_array_equal(drafted[row, np.array(children) - 1], likely)
+            np.testing.assert_array_equal(draft.tokens[row, np.array(children) - 1], likely)
         kept += int(turn.num_kept.sum())
     assert kept >= 2
 

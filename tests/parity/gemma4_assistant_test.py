@@ -4,17 +4,14 @@ import itertools
 import os
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core import rngs
 from speccascade_jax.core.trees import Tree
-from speccascade_jax.methods.build import assemble
-from speccascade_jax.pairs.prompts import make_prompt
 from tests.parity.transformers_test import torch, transformers
-from tests.support import conformance, engines, reference
+from tests.support import conformance, reference
+from tests.support.drafted_rounds import drafted_rounds
 
 pytestmark = pytest.mark.parity
 # One rule that defers and, by SPECCASCADE_FAMILIES=all, others too: the drafter does not know the rule.
@@ -128,27 +125,6 @@ def models(folder, clusters, shared):
     return *theirs, loaded(folder, *theirs)
 
 
-def rounds(pair, prompts, count, **settings):
-    """Yields the committed tokens before each greedy round, all tokens that it drafts, their `q`, and the round."""
-    engine, params = assemble(pair, **settings)
-    prompt, controls = make_prompt(pair, prompts), engines.controls(len(prompts))
-
-    @jax.jit
-    def step(state):
-        after_round, turn = engine.step(params, state, controls)
-        if engine.tree is None:
-            return after_round, turn, turn.draft
-        # the round has only the path of a tree
-        drafted = engine.draft(params, state, controls, state.limit - state.length, engine.complete)
-        return after_round, turn, drafted.draft
-
-    state = jax.jit(engine.init, static_argnums=4)(params, prompt, rngs.root(0), np.arange(len(prompts)), count)
-    while not np.all(state.done):
-        after_round, turn, draft = step(state)
-        yield np.asarray(state.tokens), np.asarray(draft.tokens), np.asarray(draft.q), turn
-        state = after_round
-
-
 def test_drafted_blocks_equal_transformers(tmp_path):
     """Compares greedy blocks and `q` of several rows, beyond windows, after kept and after rejected tokens.
 
@@ -157,16 +133,18 @@ def test_drafted_blocks_equal_transformers(tmp_path):
     """
     target, assistant, pair = models(tmp_path, CLUSTERS, shared=2)
     kept = rejected = 0
-    for tokens, drafted, q, turn in rounds(pair, PROMPTS, 24, method="spec_decode", block_size=4):
+    for tokens, draft, turn in drafted_rounds(pair, PROMPTS, 24, method="spec_decode", block_size=4):
         for row in np.flatnonzero(turn.active):
             prefix, count = tokens[row, : turn.start[row]], int(turn.draft.length[row])
             if len(prefix) == 1:  # the target has read no token, so there is no state to draft from
                 assert count == 0
                 continue
-            np.testing.assert_array_equal(drafted[row, :count], candidates(target, assistant, prefix, count))
-            wanted = after(target, assistant, [prefix], drafted[row : row + 1, : count - 1])[0]
-            np.testing.assert_allclose(q[row, :count], [reference.softmax(logits) for logits in wanted], atol=2e-5)
-            assert ((q[row, :count] > 0).sum(-1) <= 96 // CLUSTERS * ACTIVE).all()
+            np.testing.assert_array_equal(draft.tokens[row, :count], candidates(target, assistant, prefix, count))
+            wanted = after(target, assistant, [prefix], draft.tokens[row : row + 1, : count - 1])[0]
+            np.testing.assert_allclose(
+                draft.q[row, :count], [reference.softmax(logits) for logits in wanted], atol=2e-5
+            )
+            assert ((draft.q[row, :count] > 0).sum(-1) <= 96 // CLUSTERS * ACTIVE).all()
         kept, rejected = kept + int(turn.num_kept.sum()), rejected + int(turn.rejected.sum())
     assert kept > 3 and rejected > 3, (kept, rejected)
 
@@ -178,11 +156,11 @@ def test_drafted_trees_equal_transformers(tmp_path):
     """
     target, assistant, pair = models(tmp_path, None, shared=0)
     tree = Tree.of_branching((2, 2))
-    for tokens, drafted, _, turn in itertools.islice(rounds(pair, PROMPTS[1:], 16, tree=(2, 2)), 5):
+    for tokens, draft, turn in itertools.islice(drafted_rounds(pair, PROMPTS[1:], 16, tree=(2, 2)), 5):
         for row, entry in itertools.product(np.flatnonzero(turn.active), (0, 1, 2)):
-            path = drafted[row, : entry and 1] if entry < 2 else drafted[row, 1:2]
+            path = draft.tokens[row, : entry and 1] if entry < 2 else draft.tokens[row, 1:2]
             wanted = after(target, assistant, [tokens[row, : turn.start[row]]], [path])[0, -1]
-            np.testing.assert_array_equal(drafted[row, tree.children[entry] - 1], np.argsort(-wanted)[:2])
+            np.testing.assert_array_equal(draft.tokens[row, tree.children[entry] - 1], np.argsort(-wanted)[:2])
 
 
 # --- exact distributions

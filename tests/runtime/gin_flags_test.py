@@ -36,8 +36,8 @@ def test_processes_compare_what_gin_has_read_and_their_flags_but_not_where_files
     assert here["ModelPair.name"] == "'…/pair'" and here["sweep.output"] == "'gs://b/s.jsonl'"
     assert here["Evaluation.quality_batch"] == "32" and here["--shard_id"] == "1"
     assert not {"--coordinator_address", "--process_index", "--gin_file", "--gin_bindings"} & set(here)
-    _, there = read("--shard_id=1", "--process_index=1", "--gin.ModelPair.name='/b/pair'", "--gin.sweep.seeds=(1,)")
-    different = {name for name in {**here, **there} if here.get(name) != there.get(name)}
+    _, elsewhere = read("--shard_id=1", "--process_index=1", "--gin.ModelPair.name='/b/pair'", "--gin.sweep.seeds=(1,)")
+    different = {name for name in {**here, **elsewhere} if here.get(name) != elsewhere.get(name)}
     assert different == {"sweep.output", "sweep.seeds"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from speccascade_jax import checkpoints
 from speccascade_jax.data.vocabularies.load import load_vocabulary
 from speccascade_jax.storage import hub
-from tests.support.hub_server import on_the_hub, serving
+from tests.support.hub_server import on_the_hub
 
 pytest.importorskip("huggingface_hub", reason="needs pip install 'speccascade_jax[hub]'")
 
@@ -23,46 +23,30 @@ OTHER = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def here(server, tmp_path, monkeypatch):
-    """Runs a test in an empty folder, with an empty cache, and yields the server of an empty hub."""
-    monkeypatch.chdir(tmp_path)
-    for table in (server.commits, server.branches, server.gated, server.asked):
-        table.clear()
-    with on_the_hub(server, tmp_path / "cache"):
-        yield server
-
-
-def test_only_the_files_that_are_read_are_fetched(here):
-    commit = here.upload("google/tiny", MODEL | OTHER)
+def test_only_the_files_that_are_read_are_fetched(empty_hub):
+    commit = empty_hub.upload("google/tiny", MODEL | OTHER)
     folder = hub.located("google/tiny")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == MODEL
     assert folder.name == commit and hub.commits(["google/tiny", "./x", None]) == {"google/tiny": commit}
 
 
-def test_weights_are_not_fetched_for_a_vocabulary(here):
-    here.upload("google/tiny", MODEL)
+def test_weights_are_not_fetched_for_a_vocabulary(empty_hub):
+    empty_hub.upload("google/tiny", MODEL)
     assert [path.name for path in hub.located("google/tiny", hub.VOCABULARY).iterdir()] == ["tokenizer.json"]
 
 
-def test_a_process_reads_one_commit_of_a_name(here):
-    first = here.upload("google/tiny", MODEL)
+def test_a_process_reads_one_commit_of_a_name(empty_hub):
+    first = empty_hub.upload("google/tiny", MODEL)
     hub.located("google/tiny", hub.CONFIGURATION)
-    later = here.upload("google/tiny", MODEL | {"config.json": b"{ }"})
+    later = empty_hub.upload("google/tiny", MODEL | {"config.json": b"{ }"})
     assert hub.located("google/tiny").name == first != later
     hub._COMMITS.clear()  # as in another process
     assert hub.located("google/tiny").name == later
 
 
-def test_revisions_are_pins(here):
-    first = here.upload("google/tiny", MODEL)
-    branch = here.upload("google/tiny", MODEL | {"config.json": b"{ }"}, branch="bf16")
+def test_revisions_are_pins(empty_hub):
+    first = empty_hub.upload("google/tiny", MODEL)
+    branch = empty_hub.upload("google/tiny", MODEL | {"config.json": b"{ }"}, branch="bf16")
     assert [hub.located(f"google/tiny@{name}").name for name in ("main", "bf16", first)] == [first, branch, first]
     assert hub.commits(["google/tiny@bf16"]) == {"google/tiny@bf16": branch}
     with pytest.raises(FileNotFoundError, match="google/tiny has no revision 'fp8' on the hub: give a branch, a tag"):
@@ -70,16 +54,16 @@ def test_revisions_are_pins(here):
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_the_cache_replaces_the_server(here, offline, tmp_path, monkeypatch):
-    commit = here.upload("google/tiny", MODEL)
+def test_the_cache_replaces_the_server(empty_hub, offline, tmp_path, monkeypatch):
+    commit = empty_hub.upload("google/tiny", MODEL)
     hub.located("google/tiny")
     reason = "HF_HUB_OFFLINE is set" if offline else "gives no answer"
     from huggingface_hub import constants
 
-    with on_the_hub(here, tmp_path / "cache", offline):
+    with on_the_hub(empty_hub, tmp_path / "cache", offline):
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-        here.asked.clear()
-        assert hub.located("google/tiny").name == commit and not here.asked
+        empty_hub.asked.clear()
+        assert hub.located("google/tiny").name == commit and not empty_hub.asked
         with pytest.raises(
             FileNotFoundError,
             match=f"g/x does not exist here, nor in the hub's cache, and .*{reason}.*: run  hf download g/x ",
@@ -87,25 +71,30 @@ def test_the_cache_replaces_the_server(here, offline, tmp_path, monkeypatch):
             hub.located("g/x")
 
 
-def test_files_that_the_cache_lacks_are_not_read_offline(here, tmp_path):
+def test_files_that_the_cache_lacks_are_not_read_offline(empty_hub, tmp_path):
     """A description has fetched the configuration only; versions of the library before 1.22 gave its folder."""
-    here.upload("google/tiny", MODEL)
+    empty_hub.upload("google/tiny", MODEL)
     hub.located("google/tiny", hub.CONFIGURATION)
-    with on_the_hub(here, tmp_path / "cache", offline=True), pytest.raises(hub.UnreachableError, match="hf download"):
+    with (
+        on_the_hub(empty_hub, tmp_path / "cache", offline=True),
+        pytest.raises(hub.UnreachableError, match="hf download"),
+    ):
         hub.located("google/tiny")
 
 
-def test_a_gated_repository_says_how_to_get_access(here, monkeypatch):
-    here.upload("google/tiny", MODEL)
-    here.gated.add("google/tiny")
-    with pytest.raises(PermissionError, match=f"gated: accept .* at {here.url}/google/tiny, then run hf auth login"):
+def test_a_gated_repository_says_how_to_get_access(empty_hub, monkeypatch):
+    empty_hub.upload("google/tiny", MODEL)
+    empty_hub.gated.add("google/tiny")
+    with pytest.raises(
+        PermissionError, match=f"gated: accept .* at {empty_hub.url}/google/tiny, then run hf auth login"
+    ):
         hub.located("google/tiny")
     monkeypatch.setenv("HF_TOKEN", "hf_a_token")
     assert (hub.located("google/tiny") / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_what_is_nowhere_is_called_so(here):
-    here.upload("google/pickles", OTHER)
+def test_what_is_nowhere_is_called_so(empty_hub):
+    empty_hub.upload("google/pickles", OTHER)
     with pytest.raises(
         FileNotFoundError, match="models/tiny does not exist here, and .* knows no such model: correct the"
     ):
@@ -116,19 +105,19 @@ def test_what_is_nowhere_is_called_so(here):
         hub.located("hf:tiny")
 
 
-def test_local_paths_win(here, tmp_path):
-    here.upload("models/tiny", MODEL)
+def test_local_paths_win(empty_hub, tmp_path):
+    empty_hub.upload("models/tiny", MODEL)
     Path("models/mine").mkdir(parents=True)
     for path in ("models/mine", "models/tiny", "./a/b", "a/model.bin", "a/b/c", "/a/b", "tiny"):
-        assert hub.located(path) == Path(path) and not here.asked
+        assert hub.located(path) == Path(path) and not empty_hub.asked
     assert "models/ is a folder here, so this is no name on the hub (that is hf:models/tiny)" in hub.hint("models/tiny")
     assert not hub.hint("models/mine") and not hub.hint("./a/b")
     assert hub.located("hf:models/tiny").is_relative_to(tmp_path / "cache")
 
 
-def test_a_path_object_is_local_because_pathlib_drops_the_dot(here):
-    here.upload("google/tiny", MODEL)
-    assert hub.located(Path("./google/tiny")) == Path("google/tiny") and not here.asked
+def test_a_path_object_is_local_because_pathlib_drops_the_dot(empty_hub):
+    empty_hub.upload("google/tiny", MODEL)
+    assert hub.located(Path("./google/tiny")) == Path("google/tiny") and not empty_hub.asked
     assert hub.located(Path("hf:google/tiny")).is_dir()
     for path in (Path("google/tiny"), "google/tiny/"):
         for read in (checkpoints.model_of, load_vocabulary):
@@ -136,7 +125,7 @@ def test_a_path_object_is_local_because_pathlib_drops_the_dot(here):
                 read(path)
 
 
-def test_addresses_and_impossible_revisions_are_refused(here):
+def test_addresses_and_impossible_revisions_are_refused(empty_hub):
     for path, name in (
         ("https://huggingface.co/google/tiny", "hf:google/tiny"),
         ("huggingface.co/datasets/me/mine/tree/v2/", "hf:me/mine@v2"),
@@ -146,12 +135,12 @@ def test_addresses_and_impossible_revisions_are_refused(here):
     for revision in ("..", "../../x", "a/.b", "v1..v2"):
         with pytest.raises(ValueError, match=f"'{revision}' is no revision: give a branch, a tag or a commit"):
             hub.located(f"google/tiny@{revision}")
-    assert not here.asked
+    assert not empty_hub.asked
 
 
-def test_a_name_that_was_read_stays_one(here):
+def test_a_name_that_was_read_stays_one(empty_hub):
     """A folder of the owner's name that is made after reading leaves the name in records; the model's own path wins."""
-    commit = here.upload("google/tiny", MODEL)
+    commit = empty_hub.upload("google/tiny", MODEL)
     folder = hub.located("google/tiny")
     Path("google").mkdir()
     assert hub.located("google/tiny") == folder and hub.commits(["google/tiny"]) == {"google/tiny": commit}
@@ -160,11 +149,11 @@ def test_a_name_that_was_read_stays_one(here):
     assert hub.located("google/tiny") == Path("google/tiny")
 
 
-def test_the_variables_of_the_library_hold(here, tmp_path):
+def test_the_variables_of_the_library_hold(empty_hub, tmp_path):
     """Two processes fetch the same files at the same time, and a later one reads them offline."""
-    commit = here.upload("google/tiny", MODEL)
+    commit = empty_hub.upload("google/tiny", MODEL)
     code = "from speccascade_jax.storage import hub; print(hub.located('google/tiny').name)"
-    env = os.environ | {"HF_ENDPOINT": here.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    env = os.environ | {"HF_ENDPOINT": empty_hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     env |= {"PYTHONPATH": str(Path(hub.__file__).parents[2])}
 
     def start(**more):
@@ -172,5 +161,5 @@ def test_the_variables_of_the_library_hold(here, tmp_path):
 
     both = [start(), start()]
     assert [process.communicate()[0].strip() for process in both] == [commit, commit]
-    assert here.asked.count(f"GET /google/tiny/resolve/{commit}/model.safetensors") == 1
+    assert empty_hub.asked.count(f"GET /google/tiny/resolve/{commit}/model.safetensors") == 1
     assert start(HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9").communicate()[0].strip() == commit

@@ -98,8 +98,8 @@ def write(folder: Path, name: str, *, config: bool = False, **more: Any) -> Path
         more: further entries of `tokenizer_config.json`.
     """
     family, template = FAMILIES[name], (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    own = [piece for piece in family.pieces if piece not in ("<|endoftext|>", "<|im_end|>")]
-    added = {str(LAST + n): {"content": piece, "special": "think" not in piece} for n, piece in enumerate(own)}
+    pieces = [piece for piece in family.pieces if piece not in ("<|endoftext|>", "<|im_end|>")]
+    added = {str(LAST + n): {"content": piece, "special": "think" not in piece} for n, piece in enumerate(pieces)}
     named = {"bos_token": family.bos, "eos_token": family.eos, "added_tokens_decoder": added}
     listed = [{"name": "rag", "template": "{{ other }}"}, {"name": "default", "template": template}]
     named |= {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"chat_template": listed} if config else {}) | more

@@ -9,7 +9,7 @@ import pytest
 
 from speccascade_jax import preflight
 from speccascade_jax.models import families
-from speccascade_jax.models.decoder_config import tiny
+from speccascade_jax.models.decoder_presets import tiny
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.preflight import compiling
 from speccascade_jax.preflight.programs import Traced

@@ -11,7 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from speccascade_jax.checkpoints.infer import expected_shapes
-from speccascade_jax.models.decoder_config import DecoderConfig, tiny
+from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.decoder_presets import tiny
 from speccascade_jax.models.t5 import T5Config
 from tests.support import tiny_decoders
 

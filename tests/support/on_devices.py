@@ -60,8 +60,8 @@ if __name__ == "__main__":
         if kind in ("t5", "umt5"):
             # three rows of the embedding are padding, so the vocabulary is smaller
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
-            own = {"layer_biases": kind == "umt5"}
-            return {name: T5(T5Config(entries - 3, entries, *size, **own)) for name, size in sizes.items()}
+            biases = {"layer_biases": kind == "umt5"}
+            return {name: T5(T5Config(entries - 3, entries, *size, **biases)) for name, size in sizes.items()}
         # with this window, caches are ring buffers
         presets = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b", "t5gemma": "t5gemma_9b_2b"}
         preset = presets.get(kind, "gemma2_2b")

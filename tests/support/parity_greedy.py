@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
+import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.drafters.model import NoDrafter
 from speccascade_jax.engine.engine import Engine
@@ -37,3 +40,29 @@ def assert_equal_but_for_near_ties(found, wanted, logits) -> None:
                 f"row {row} differs at {differs[0]}: the best logits differ by {best[1] - best[0]}"
             )
     assert max(len(set(row)) for row in wanted.tolist()) > 8  # if all tokens were equal, nothing would be compared
+
+
+def once_per_kind(write, tmp_path_factory):
+    """Returns a function from a kind of models to `write(kind, folder)`, which is called once for each kind."""
+
+    @functools.cache
+    def known(kind: str):
+        return write(kind, tmp_path_factory.mktemp(kind))
+
+    return known
+
+
+def assert_decodes(pair, prompts, text, logits, **settings) -> None:
+    """Checks that a pair writes a reference's greedy text; a draft must have been kept and rejected.
+
+    Args:
+        pair: the models.
+        prompts: token ids of each row.
+        text: the reference's tokens, `[B, T]`.
+        logits: as in `assert_equal_but_for_near_ties`.
+        settings: those of `sc.decode`.
+    """
+    out = sc.decode(pair, prompts, temperature=0.0, max_new_tokens=text.shape[1], stop_ids=(), **settings)
+    assert_equal_but_for_near_ties(out.tokens, text, logits)
+    if settings.get("method") != "autoregressive":
+        assert np.sum(out.stats["rejected"]) > 4 and np.sum(out.stats["kept"]) > 0

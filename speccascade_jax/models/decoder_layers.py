@@ -1,0 +1,579 @@
+"""Layers of decoder-only models and of T5Gemma: rotary positions, attention, feed-forward, and the stack of layers.
+
+Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
+grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
+and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and
+embeddings for each layer (Gemma Team, 2025 and 2026).
+
+Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
+`g = N / n`, `K` is head_dim, `E` is d_model and `I` is layer_input. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
+"""
+
+import math
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from speccascade_jax.core.types import Array, Params
+from speccascade_jax.models.decoder_config import (
+    DecoderConfig,
+    LayerSizes,
+)
+from speccascade_jax.models.experts import MixtureOfExperts, activation, in_place
+from speccascade_jax.models.layers import (
+    EXITS,
+    MASKED,
+    KeysValues,
+    RMSNorm,
+    Slots,
+    cross_keys_values,
+    gated_units,
+    in_chunks,
+    normalized,
+)
+from speccascade_jax.models.products import Dense, Embed
+from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
+from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
+from speccascade_jax.runtime.mesh import DATA
+
+CHUNK = 256
+"""Largest number of tokens whose attention is computed at once."""
+Cross: TypeAlias = tuple[Array | KeysValues, Array]
+"""Input of a layer's cross-attention: the encoder's output or the layer's keys and values, and `Encoded.real`."""
+
+
+class Encoded(NamedTuple):
+    """An encoder's output, as cross-attention reads it.
+
+    Attributes:
+        source: the states `[B, N, E]` of the encoder's width or, in a cache, each layer's keys `[B * n, K, N]` and
+            values `[B * n, N, K]`; if the layers run in a scan, one pair for all layers, `[L, B * n, …]`.
+        real: bool `[B, N]`, which tokens are not padding.
+    """
+
+    source: Array | tuple[KeysValues, ...]
+    real: Array
+
+
+class Turns(NamedTuple):
+    """Cosines and sines of the angles of rotary positions, float32 `[B or 1, T, 1, K / 2]`."""
+
+    cosine: Array
+    sine: Array
+
+
+def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> Turns:
+    """Returns the cosines and sines of the rotary angles at `positions` int32 `[B or 1, T]`.
+
+    `rotation` is one of `DecoderConfig.rotations`.
+    """
+    # The angles are always float32, because bfloat16 has too few digits for those of late positions.
+    angles = positions[..., None, None].astype(jnp.float32) * config.frequencies(rotation)
+    return Turns(jnp.cos(angles), jnp.sin(angles))
+
+
+def turns_by_place(config: DecoderConfig, positions: Array) -> tuple[Turns, ...]:
+    """Returns the `turns` of each of `DecoderConfig.places`; places with equal frequencies share their arrays."""
+    by_rotation = {rotation: turns(config, positions, rotation) for rotation in dict.fromkeys(config.rotations)}
+    return tuple(by_rotation[rotation] for rotation in config.rotations)
+
+
+def rotate(x: Array, by: Turns, pairs: str) -> Array:
+    """Applies rotary positions to `x` `[B, T, heads, K]`: rotates each pair of coordinates by its angle.
+
+    The computation is in float32, and the result has the dtype of `x`. `pairs` is a value of
+    `DecoderConfig.rope_pairs`.
+    """
+    x32 = x.astype(jnp.float32)
+    if pairs == "halves":
+        first, second = jnp.split(x32, 2, axis=-1)
+    else:
+        first, second = x32[..., 0::2], x32[..., 1::2]
+    # Checkpoint formats disagree on which coordinates form a pair. The rotation of a pair is the same in all of them.
+    turned = (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine)
+    out = jnp.concatenate(turned, axis=-1) if pairs == "halves" else jnp.stack(turned, axis=-1).reshape(x.shape)
+    return out.astype(x.dtype)
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    """Returns `cap · tanh(x / cap)`, or `x` if `cap` is `None`."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def dense(config: DecoderConfig, features: int, bias: bool = False) -> Dense:
+    """Returns a layer that computes `x @ kernel`, and adds a bias if `bias` is true."""
+    init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+    return Dense(features, config.dtype, use_bias=bias, kernel_init=init)
+
+
+def scaled(config: DecoderConfig, embedded: Array) -> Array:
+    """Returns embeddings `[B, T, E]` times `embedding_scale`, the input of the first layer."""
+    # The scale is rounded to the dtype of computation, as in Gemma's published code: √3584 is 59.75 in bfloat16.
+    return embedded * jnp.asarray(config.embedding_scale, embedded.dtype)
+
+
+def norm(config: DecoderConfig) -> RMSNorm:
+    """Returns an RMS norm with the configuration's offset and epsilon."""
+    return RMSNorm(config.norm_epsilon, config.dtype, config.norm_offset)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; `number` is that of the layer, which its sizes depend on.
+
+    If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one matrix product computes the queries,
+    keys and values.
+    """
+
+    config: DecoderConfig
+    number: int = 0
+
+    def setup(self) -> None:
+        """Declares the kernels, separate and fused, and the norms of queries and keys."""
+        c, self.sizes = self.config, self.config.layer(self.number)
+        # The separate kernels and the fused one are all declared, because Flax creates only those that a call uses.
+        keys = self.sizes.kv_heads * self.sizes.head_dim
+        self.widths = (c.num_heads * self.sizes.head_dim, keys, keys)
+        self.query, self.key, self.value = (dense(c, width, c.qkv_bias) for width in self.widths)
+        self.qkv = dense(c, sum(self.widths), c.qkv_bias)
+        self.out = dense(c, c.d_model)
+        if c.qk_norm:
+            self.query_norm, self.key_norm = norm(c), norm(c)
+
+    def project(self, x: Array, by: Turns) -> tuple[Array, KeysValues | None]:
+        """Returns queries `[B * n, g * T, K]` (scaled and rotated), keys and values, computed from `x` `[B, T, E]`.
+
+        Keys and values are `None` if the layer has none.
+        """
+        # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
+        turned = P(DATA if by.cosine.shape[0] > 1 else None)
+        # The scales of the norms are the same for all heads, so every device holds them.
+        scales = [part.scale(self.sizes.head_dim) for part in self._norms]
+        shared, layouts = (*by, *scales), (turned, turned, *(P() for _ in scales))
+        names = self.sizes.projections
+        heads = (HEADS,) * (1 if names == ("query",) else 3)
+        if self.has_variable("params", "qkv"):
+            states = local(self._split_fused, (COLUMNS, *layouts), heads)(self.qkv(x), *shared)
+        else:
+            columns: Any = (COLUMNS,) * len(names)
+            split = local(self._split, (columns, *layouts), heads)
+            states = split(tuple(getattr(self, name)(x) for name in names), *shared)
+        return states[0], None if names == ("query",) else (states[1], states[2])
+
+    @property
+    def _norms(self) -> tuple[RMSNorm, ...]:
+        """The norms of queries and of keys, if the layer has them."""
+        norms = (self.query_norm, self.key_norm) if self.config.qk_norm else ()
+        return norms[: len(self.sizes.projections)]
+
+    def _split_fused(self, x: Array, *shared: Array) -> tuple[Array, ...]:
+        # The columns on each device hold its share of the queries, then of the keys, then of the values
+        # (`interleave_fused`).
+        first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
+        return self._split(tuple(jnp.split(x, (first, second), axis=-1)), *shared)
+
+    def _split(self, projected: tuple[Array, ...], cosine: Array, sine: Array, *scales: Array) -> tuple[Array, ...]:
+        """Returns the layer's queries and, if it has them, its keys and values, from products with its kernels."""
+        c, by = self.config, Turns(cosine, sine)
+        parts = [part.reshape(*part.shape[:2], -1, self.sizes.head_dim) for part in projected]
+        value = parts[-1]  # without a kernel of values, these are the keys before their norm
+        # The norms come before the rotation: their scales differ by coordinate, so the order changes the result.
+        for number, (part, scale) in enumerate(zip(self._norms, scales, strict=True)):
+            parts[number] = part.normalized(parts[number], scale)
+        query = self._grouped(rotate(parts[0] * jnp.asarray(c.scale, parts[0].dtype), by, c.rope_pairs))
+        if len(parts) == 1:
+            return (query,)
+        if c.value_norm:
+            value = normalized(value, c.norm_epsilon).astype(value.dtype)
+        return query, *self._cached(rotate(parts[1], by, c.rope_pairs), value)
+
+    def _grouped(self, query: Array) -> Array:
+        """Returns the queries `[B * n, g * T, K]` of heads `[B, T, N, K]`."""
+        # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
+        # product per key head then serves all of them, and keys are never repeated.
+        rows, new, _, size = query.shape
+        heads = self.sizes.kv_heads // shards()
+        query = query.reshape(rows, new, heads, -1, size).transpose(0, 2, 3, 1, 4)
+        return query.reshape(rows * heads, -1, size)
+
+    def _cached(self, key: Array, value: Array) -> KeysValues:
+        """Returns the keys `[B * n, K, S]` and values `[B * n, S, K]` of `[B, S, n, K]`, or of `[B, S, n * K]`."""
+        (rows, slots), size = key.shape[:2], self.sizes.head_dim
+        key, value = (x.reshape(rows, slots, -1, size) for x in (key, value))
+        key = key.transpose(0, 2, 3, 1).reshape(-1, size, slots)
+        return key, value.transpose(0, 2, 1, 3).reshape(-1, slots, size)
+
+    def queries(self, x: Array) -> Array:
+        """Returns the queries of cross-attention `[B * n, g * T, K]`, scaled and not rotated."""
+
+        # Positions of encoder and decoder are not comparable, so neither queries nor keys rotate.
+        def split(query: Array) -> Array:
+            heads = query.reshape(*query.shape[:2], -1, self.sizes.head_dim)
+            return self._grouped(heads * jnp.asarray(self.config.scale, query.dtype))
+
+        return local(split, (COLUMNS,), HEADS)(self.query(x))
+
+    def keys_values(self, x: Array) -> KeysValues:
+        """Returns the keys and values of cross-attention, not rotated, from the encoder's output `[B, N, E]`."""
+        return local(self._cached, (COLUMNS, COLUMNS), (HEADS, HEADS))(self.key(x), self.value(x))
+
+    def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+        """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
+        seen = P(DATA if mask.shape[0] > 1 else None)
+        return self.out(local(self._attend, (HEADS, HEADS, HEADS, seen), COLUMNS)(queries, *keys_values, mask))
+
+    def _attend(self, queries: Array, keys: Array, values: Array, mask: Array) -> Array:
+        """Returns each token's weighted sum of the values, `[B, T, N K]`."""
+        c, new, sizes = self.config, mask.shape[1], self.sizes
+
+        def mix(part: Array, seen: Array) -> Array:
+            return attend(c, sizes, part.reshape(queries.shape[0], -1, sizes.head_dim), (keys, values), seen)
+
+        # Chunks of tokens bound the attention logits to [B, N, CHUNK, S]. Only prefill feeds more tokens than a chunk.
+        if new <= CHUNK:
+            mixed = mix(queries, mask)
+        else:
+            by_token = queries.reshape(queries.shape[0], -1, new, sizes.head_dim)
+            mixed = in_chunks(mix, CHUNK, new, 3, (by_token, 2), (mask, 1))
+        rows = mixed.transpose(0, 3, 1, 2, 4)
+        return rows.reshape(*rows.shape[:2], -1)
+
+
+def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+    """Returns each query's weighted sum of the values, `[B, n, g, T, K]`, in a layer of these sizes.
+
+    `queries` are those of `Attention.project`; `keys_values` and `mask` are those of `Attention.__call__`.
+    """
+    keys, values = keys_values
+    new, slots = mask.shape[1:]
+    # The sum over head_dim, the cap and the softmax use float32, because in bfloat16 close logits would become equal.
+    logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
+    # The cap is applied before the mask. After the mask, it would limit masked logits to about -50, and masked slots
+    # would get weight.
+    logits = soft_cap(logits, c.attention_cap)
+    logits = logits.reshape(-1, sizes.kv_heads // shards(), c.num_heads // sizes.kv_heads, new, slots)
+    logits = jnp.where(mask[:, None, None], logits, MASKED)
+    weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
+    return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], sizes.head_dim)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward layer with GeGLU (tanh approximation) or SwiGLU units."""
+
+    config: DecoderConfig
+    number: int = 0
+
+    def setup(self) -> None:
+        """Declares the kernels of the gate and the units, separate and fused, and of the output."""
+        c, units = self.config, self.config.layer(self.number).d_ff
+        self.wi_0, self.wi_1, self.wi_01 = dense(c, units), dense(c, units), dense(c, 2 * units)
+        self.wo = dense(c, c.d_model)
+
+    def __call__(self, x: Array, _: bool = False) -> Array:
+        """Returns the layer's output for `x`, both `[B, T, E]`; the flag is for `MixtureOfExperts` only."""
+        return self.wo(gated_units(self, x, activation(self.config)))
+
+
+class Beside(NamedTuple):
+    """Inputs of a layer beside the state of its tokens, in the models that have them.
+
+    Attributes:
+        cross: what cross-attention reads, if the model has an encoder.
+        shared: the keys and values of an earlier layer, if the layer has none.
+        layer_input: `[B, T, I]`, the layer's own input (`LayerInputs`).
+    """
+
+    cross: Cross | None = None
+    shared: KeysValues | None = None
+    layer_input: Any = None
+
+
+ALONE = Beside()
+
+
+class LayerInputs(nn.Module):
+    """Inputs that each layer reads beside its own: the token's embedding for the layer, and one of its embedding."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        """Creates the further embedding, the projection of the first one, and their norm."""
+        c = self.config
+        width = c.num_layers * (c.layer_input or 0)
+        self.embedder = Embed(c.num_embeddings, width, c.dtype)
+        self.projection, self.norm = dense(c, width), norm(c)
+
+    def __call__(self, tokens: Array, embedded: Array) -> Array:
+        """Returns the layers' inputs `[B, T, L, I]`, from tokens `[B, T]` and their embeddings `[B, T, E]`.
+
+        The parameters of an early exit are those of the whole model, so `L` is then the whole model's depth.
+        """
+        width = self.config.layer_input
+        # The factors are rounded to the dtype of computation, like that of the embeddings.
+        looked_up = self.embedder(tokens) * jnp.asarray(math.sqrt(width or 0), embedded.dtype)
+        projected = self.projection(embedded) * jnp.asarray(self.config.d_model**-0.5, embedded.dtype)
+        projected, looked_up = (x.reshape(*x.shape[:2], -1, width) for x in (projected, looked_up))
+        # The sum of two independent parts has the variance of both together, so √0.5 keeps that of one part.
+        return (self.norm(projected) + looked_up) * jnp.asarray(math.sqrt(0.5), embedded.dtype)
+
+
+class OutputScale(nn.Module):
+    """Product with a stored number, which training does not change."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns `x` times the stored number."""
+        scale = self.param("scale", nn.initializers.ones_init(), (1,))
+        return x * jax.lax.stop_gradient(scale).astype(x.dtype)
+
+
+class DecoderLayer(nn.Module):
+    """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
+
+    If the model has an encoder, cross-attention comes between attention and feed-forward. In Gemma 4's small sizes, a
+    gated product with the layer's own input follows (`LayerInputs`).
+    """
+
+    config: DecoderConfig
+    number: int = 0
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the feed-forward is a mixture of experts."""
+        return self.config.sparse[self.number]
+
+    def setup(self) -> None:
+        """Creates the parts that the configuration asks for."""
+        c = self.config
+        self.pre_self_attention_layer_norm, self.pre_mlp_layer_norm = norm(c), norm(c)
+        if c.post_norms:
+            self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
+        self.self_attention = Attention(c, self.number)
+        self.mlp = MixtureOfExperts(c) if self.sparse else FeedForward(c, self.number)
+        if c.encoder is not None:
+            self.encoder_decoder_attention, self.pre_cross_attention_layer_norm = Attention(c), norm(c)
+            if c.post_norms:
+                self.post_cross_attention_layer_norm = norm(c)
+        if c.layer_input:
+            self.layer_input_gate, self.layer_input_out = dense(c, c.layer_input), dense(c, c.d_model)
+            self.post_layer_input_layer_norm = norm(c)
+        if c.output_scale:
+            self.output = OutputScale()
+
+    def __call__(
+        self, x: Array, by: Turns, mask: Array, slots: Slots | None, fixed: bool = False, beside: Beside = ALONE
+    ) -> tuple[Array, KeysValues]:
+        """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
+
+        If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
+        its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
+        parameters are needed. `beside` holds what the layer reads beside `x`.
+        """
+        return self.from_input(self.pre_self_attention_layer_norm(x), x, by, mask, slots, fixed, beside)
+
+    @nn.nowrap
+    def from_input(
+        self,
+        inputs: Array,
+        x: Array,
+        by: Turns,
+        mask: Array,
+        slots: Slots | None,
+        fixed: bool = False,
+        beside: Beside = ALONE,
+    ) -> tuple[Array, KeysValues]:
+        """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
+        c = self.config
+        # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
+        queries, projected = self.self_attention.project(inputs, by)
+        written: Any = beside.shared if projected is None else projected
+        attended = written
+        if slots is not None:
+            written = slots.write(written)
+            attended = slots.attended(written)
+        y = self.self_attention(queries, attended, mask)
+        x = x + (self.post_self_attention_layer_norm(y) if c.post_norms else y)
+        if beside.cross is not None:
+            y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
+            x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
+        y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
+        x = x + (self.post_mlp_layer_norm(y) if c.post_norms else y)
+        if c.layer_input:
+            y = self.layer_input_out(activation(c)(self.layer_input_gate(x)) * beside.layer_input)
+            x = x + self.post_layer_input_layer_norm(y)
+        return self.output(x) if c.output_scale else x, written
+
+    def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
+        attention = self.encoder_decoder_attention
+        keys_values = source if isinstance(source, tuple) else attention.keys_values(source)
+        # Every token sees the same encoder tokens, but chunks of attention need a mask with an axis of tokens.
+        mask = jnp.broadcast_to(real[:, None], (x.shape[0], x.shape[1], real.shape[1]))
+        return attention(attention.queries(x), keys_values, mask)
+
+
+class Stack(nn.Module):
+    """Stack of all decoder layers, the last norm and, if the embedding is not tied, the output layer.
+
+    If `remat` is true, gradients recompute each layer instead of keeping its intermediate values.
+    """
+
+    config: DecoderConfig
+    remat: bool = False
+    last_norm: ClassVar[str] = "decoder_norm"
+
+    def setup(self) -> None:
+        """Creates the layers, or the stack of their parameters, the last norm and the output layer."""
+        c = self.config
+        if c.scanned:
+            state, angle = jnp.zeros((1, 1, c.d_model), c.dtype), jnp.zeros((1, 1, 1, c.head_dim // 2))
+            inputs: tuple[Any, ...] = state, Turns(angle, angle), jnp.ones((1, 1, 1), bool), None
+            if c.encoder is not None:
+                inputs += (False, Beside((jnp.zeros((1, 1, c.encoder.d_model), c.dtype), jnp.ones((1, 1), bool))))
+            self.stack = stack_of(self, self._scanned_layer(), c.num_layers, *inputs)
+        else:
+            layer = recomputed_layer(DecoderLayer, self.remat, static_argnums=(5,))
+            self.layers = [layer(c, number) for number in range(c.num_layers)]
+        # The name of the parameter says whose norm it is, as in T5X.
+        setattr(self, self.last_norm, norm(c))
+        if not c.tied:
+            self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
+
+    def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
+        """Returns the keys and values of each layer's cross-attention, as in a cache (`Encoded`)."""
+        layer = DecoderLayer(self.config, parent=None, name=STACK)
+        return cross_keys_values(self, layer, self.config.num_layers, encoded)
+
+    def __call__(
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool = False,
+        encoded: Encoded | None = None,
+        layer_inputs: Array | None = None,
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
+
+        Each layer with a cache has its turns, mask and slots. If the layers run in a scan, these, keys and values have
+        one entry for each place in a group of layers (`models.stacks`) instead of one for each layer. If `fixed` is
+        true, no gradients of the parameters are needed, and a scan reads them in place. `layer_inputs` are those of
+        `LayerInputs`.
+        """
+        if self.config.scanned:
+            x, attended = self._scan(x, by, masks, slots, fixed, encoded)
+        else:
+            x, attended = self._unrolled(x, by, masks, slots, fixed, encoded, layer_inputs)
+        return getattr(self, self.last_norm)(x), attended
+
+    @nn.nowrap
+    def _scanned_layer(self) -> DecoderLayer:
+        """Returns the module of every layer of a scan; it gets the parameters of one layer at each call."""
+        return DecoderLayer(self.config, parent=None, name=STACK)
+
+    @nn.nowrap
+    def _unrolled(
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool,
+        encoded: Encoded | None,
+        layer_inputs: Array | None,
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies one layer after the other to `x`, and stores their outputs in `EXITS`."""
+        attended: list[KeysValues] = []
+        for number, source in enumerate(self.config.sources):
+            # The keys and values that a layer shares are in the cache already, with those of this block.
+            shares = source < number
+            here = None if shares or slots is None else slots[source]
+            beside = Beside(
+                cross=None if encoded is None else _of_layer(encoded, number),
+                shared=attended[source] if shares else None,
+                layer_input=None if layer_inputs is None else layer_inputs[:, :, number],
+            )
+            # A layer has the kind of its source, so the source's turns and mask are right for both.
+            x, keys_values = self.layers[number](x, by[source], masks[source], here, fixed, beside)
+            # The states are stored before the last norm, because an early exit applies the last norm itself
+            # (`exit_logits`).
+            self.sow(EXITS, "hidden", x)
+            if not shares:
+                attended.append(keys_values)
+        return x, tuple(attended)
+
+    @nn.nowrap
+    def _scan(
+        self,
+        x: Array,
+        by: tuple[Turns, ...],
+        masks: tuple[Array, ...],
+        slots: tuple[Slots, ...] | None,
+        fixed: bool,
+        encoded: Encoded | None,
+    ) -> tuple[Array, tuple[KeysValues, ...]]:
+        """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
+        c, recorded = self.config, self.is_mutable_collection(EXITS)
+        layer = self._scanned_layer()
+
+        def body(carry: Any, params: Params, place: int, number: Any) -> tuple[Any, Any]:
+            x, caches = carry
+            here = None
+            if slots is not None:
+                here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
+            # A slice of the stack would copy all experts of the layer, of which a block uses a few.
+            if fixed and layer.sparse:
+                params = in_place(params, self.stack, number)
+            beside = ALONE if encoded is None else Beside(_of_layer(encoded, number, stacked=True))
+            x, written = layer.apply({"params": params}, x, by[place], masks[place], here, fixed, beside)
+            output = x if recorded else None
+            if slots is None:
+                return (x, caches), (output, written)
+            # `written` holds the caches of all layers of the place, so it replaces the carried ones. If it were an
+            # output, the scan would keep it once for each group.
+            return (x, (*caches[:place], written, *caches[place + 1 :])), (output, None)
+
+        caches = tuple((place.keys, place.values) for place in slots or ())
+        body = recomputed(body, self.remat)
+        (x, caches), outputs = over_layers(body, (x, caches), self.stack, c.num_layers, c.period, fixed=fixed)
+        for state in in_order(tuple(state for state, _ in outputs), c.num_layers) if recorded else ():
+            self.sow(EXITS, "hidden", state)
+        return x, caches if slots is not None else tuple(written for _, written in outputs)
+
+
+def _of_layer(encoded: Encoded, number: Any, stacked: bool = False) -> Cross:
+    """Returns what the cross-attention of layer `number` reads."""
+    # Keys and values are computed once, in prefill; training has no cache, so each layer computes its own.
+    source = encoded.source
+    if isinstance(source, tuple):
+        return (layer_at(source[0], number) if stacked else source[number]), encoded.real
+    return source, encoded.real
+
+
+class Encoder(Stack):
+    """Encoder: an embedding of its own, and a stack of layers that see tokens on both sides."""
+
+    last_norm: ClassVar[str] = "encoder_norm"
+
+    def setup(self) -> None:
+        """Creates the layers, the last norm and the embedding."""
+        super().setup()
+        c = self.config
+        self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
+
+    def encode(self, tokens: Array, real: Array, fixed: bool = False) -> Array:
+        """Returns the normalized states `[B, N, E]` of `tokens` `[B, N]`; `real` is false for padding, bool `[B, N]`.
+
+        If `fixed` is true, no gradients of the parameters are needed (`stacks.over_layers`).
+        """
+        c, positions = self.config, jnp.arange(tokens.shape[1])
+        # A local layer sees `window` tokens on either side, as in release 5 of transformers. Gemma's own code and
+        # release 4 leave out the farthest of them.
+        away = jnp.abs(positions[:, None] - positions)
+        seen = {
+            window: (away <= (len(positions) if window is None else window)) & real[:, None]
+            for window in dict.fromkeys(c.windows)
+        }
+        masks = tuple(seen[window] for window in c.places)
+        return self(scaled(c, self.token_embedder(tokens)), turns_by_place(c, positions[None]), masks, None, fixed)[0]
