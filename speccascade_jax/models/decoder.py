@@ -28,8 +28,8 @@ from speccascade_jax.models.decoder_config import (
     RopeScaling,
     parameter_shapes,
 )
-from speccascade_jax.models.decoder_layers import Encoded, Encoder, LayerInputs, Stack, scaled, soft_cap, turns_by_place
 from speccascade_jax.models.decoder_presets import PRESETS, tiny
+from speccascade_jax.models.decoder_stack import Encoded, Encoder, LayerInputs, Stack, scaled, soft_cap, turns_by_place
 from speccascade_jax.models.layers import (
     CachedModel,
     KeysValues,

@@ -26,7 +26,7 @@ from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prom
 from speccascade_jax.models.cache import empty_slots
 from speccascade_jax.models.decoder import DecoderModule
 from speccascade_jax.models.decoder_config import DecoderConfig, parameter_shapes
-from speccascade_jax.models.decoder_layers import ALONE, Beside, DecoderLayer, Turns, dense, norm
+from speccascade_jax.models.decoder_stack import ALONE, Beside, DecoderLayer, Turns, dense, norm
 from speccascade_jax.models.layers import CachedModel, KeysValues, Slots
 from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.sharding import Mesh, under

@@ -24,7 +24,7 @@ from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, BoundModel, LMOutput, Params, Prompt
 from speccascade_jax.models.decoder import DecoderCache, DecoderLM, last_layer
 from speccascade_jax.models.decoder_config import DecoderConfig, LayerSizes, parameter_shapes
-from speccascade_jax.models.decoder_layers import Beside, DecoderLayer, Turns, dense, norm, turns
+from speccascade_jax.models.decoder_stack import Beside, DecoderLayer, Turns, dense, norm, turns
 from speccascade_jax.models.layers import KeysValues
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import under

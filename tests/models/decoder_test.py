@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from speccascade_jax.core.protocols import LanguageModel
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.models import decoder_layers
+from speccascade_jax.models import decoder_stack
 from speccascade_jax.models.decoder import (
     PRESETS,
     DecoderLM,
@@ -23,7 +23,7 @@ from speccascade_jax.models.decoder import (
     teacher_forced_logits,
     tiny,
 )
-from speccascade_jax.models.decoder_layers import rotate, turns
+from speccascade_jax.models.decoder_stack import rotate, turns
 from speccascade_jax.models.memory_estimate import abstract
 from tests.support import tiny_decoders
 from tests.support.tiny_decoders import KINDS, flat_parameters
@@ -176,12 +176,12 @@ def test_a_layers_kind_decides_its_frequencies():
     config = dataclasses.replace(tiny("gemma3_4b"), pattern=("local", "unrotated", "global"))
     assert config.rotations == ("local", "unrotated", "global") * 2
     exponents = np.arange(0, 8, 2) / 8
-    angles = [np.arctan2(by.sine, by.cosine).ravel() for by in decoder_layers.turns_by_place(config, jnp.array([[1]]))]
+    angles = [np.arctan2(by.sine, by.cosine).ravel() for by in decoder_stack.turns_by_place(config, jnp.array([[1]]))]
     np.testing.assert_allclose(angles[0], 10_000**-exponents, rtol=1e-6)
     np.testing.assert_array_equal(angles[1], 0)
     np.testing.assert_allclose(angles[2], 1_000_000**-exponents / 8, rtol=1e-6)
     # Layers of Gemma 2 share one set, which is computed once.
-    local, everywhere = decoder_layers.turns_by_place(tiny("gemma2_2b"), jnp.array([[1]]))
+    local, everywhere = decoder_stack.turns_by_place(tiny("gemma2_2b"), jnp.array([[1]]))
     assert local is everywhere
 
 
@@ -220,7 +220,7 @@ def test_heads_are_normalised_before_they_rotate():
     bound, x = tiny_decoders.bound(config), np.random.default_rng(5).normal(size=(1, 3, 32)).astype(np.float32)
     flat = {name.rsplit("self_attention/")[-1]: value for name, value in flat_parameters(config).items()}
     by = turns(config, jnp.arange(3)[None], "local")
-    attention = decoder_layers.Attention(config)
+    attention = decoder_stack.Attention(config)
     params = {"params": bound.params["decoder"]["layers_0"]["self_attention"]}
     query, (key, _) = jax.jit(partial(attention.apply, method="project"))(params, x, by)
 
@@ -275,7 +275,7 @@ def test_long_prompts_attend_in_chunks(name, monkeypatch):
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 97, (2, 64)))
     programs, hidden = [], []
     for size in (64, 6):  # 6 does not divide 64.
-        monkeypatch.setattr(decoder_layers, "CHUNK", size)
+        monkeypatch.setattr(decoder_stack, "CHUNK", size)
         programs.append(jax.jit(partial(bound.model._apply, method="states")).lower(bound.params, tokens).compile())
         hidden.append(programs[-1](bound.params, tokens)[0])
     np.testing.assert_allclose(*hidden, atol=2e-5, rtol=2e-5)
