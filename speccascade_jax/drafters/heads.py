@@ -45,14 +45,6 @@ class HeadDrafter(ModelDrafter):
         """Returns the head's cache after the prompt, and the policy's initial state."""
         return ModelDrafterState(_begun(self.model, params, start), self.stop.init(start.prompt.tokens.shape[0]))
 
-    def propose(
-        self, params: Params, state: ModelDrafterState, request: Request
-    ) -> tuple[Draft, ModelDrafterState, Cache]:
-        """Draws up to `block` tokens per row, as a `ModelDrafter` does."""
-        draft, after, cache = super().propose(params, state, request)
-        # rows that wait draw nothing in this round, but their states were overwritten
-        return draft, replace(after, cache=replace(after.cache, states=state.cache.states)), cache
-
     def commit(self, params: Params, state: ModelDrafterState, outcome: Outcome) -> ModelDrafterState:
         """Lets the head read the target's states of the kept tokens."""
         return replace(state, cache=_read(self.model, params, state.cache, outcome, self.block))

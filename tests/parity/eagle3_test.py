@@ -8,7 +8,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
 
 import speccascade_jax as sc
 from speccascade_jax.core.trees import Tree
@@ -67,6 +66,8 @@ class Reference(torch.nn.Module):
 
 def written(folder, head):
     """Writes a head as speculators does; returns its folder."""
+    from safetensors.torch import save_file  # not above: without torch, this module is skipped where it imports it
+
     layer = head.config.to_diff_dict() | {"model_type": "llama", "vocab_size": head.config.vocab_size}
     entries = {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": len(head.d2t),

@@ -109,6 +109,7 @@ def test_what_is_missing_is_named_in_one_line(empty_hub, tmp_path, monkeypatch):
 
 
 def test_a_missing_configuration_is_answered_with_those_that_exist(empty_hub):
+    pytest.importorskip("pyarrow", reason="needs pip install 'speccascade_jax[hub]'")
     copied = {f"{configuration}/train/0000.parquet": b"" for configuration in ("v1", "v1.en")}
     empty_hub.upload("datasets/me/two", copied, branch=hub_data.COPY)
     main = empty_hub.upload("datasets/me/two", {"data/test-00000-of-00001.parquet": b"", "v2/test.parquet": b""})
