@@ -16,7 +16,7 @@ TEXTS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_and_ids_equal_those_of_transformers(name, tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", chat_families.FixedDate)
     chat_families.write(tmp_path, name, config=name in ("gemma3", "qwen3"))
     tokenizer, vocabulary = transformers.AutoTokenizer.from_pretrained(tmp_path), load_vocabulary(tmp_path)
@@ -37,7 +37,7 @@ NAMED = [{"name": name, "template": f"{name} {PIECES}"} for name in ("default", 
 
 @pytest.mark.parametrize("files", [{}, {"chat_template": PIECES}, {"chat_template": PIECES, TOOLS: "T" + PIECES}])
 def test_templates_for_tools_and_named_pieces_equal_those_of_transformers(files, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: make parity")
     more = {
         "image_token": "<|im_start|>",
         "extra_special_tokens": {"start": "<|im_end|>"},

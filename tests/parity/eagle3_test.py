@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parity
 RULES = [("spec_decode", 0.0), ("token_v3", 0.4)]
 if os.environ.get("SPECCASCADE_FAMILIES") == "all":
     RULES += [("opt", 0.2)]
-llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs the parity extra: make parity")
 
 
 class Reference(torch.nn.Module):

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.parity
 RULES = [("token_v3", 0.4)]
 if os.environ.get("SPECCASCADE_FAMILIES") == "all":
     RULES += [("spec_decode", 0.0), ("opt", 0.2)]
-generation = pytest.importorskip("transformers.generation.candidate_generator")
+generation = pytest.importorskip(
+    "transformers.generation.candidate_generator", reason="needs the parity extra: make parity"
+)
 
 WINDOW, CLUSTERS, ACTIVE = 6, 12, 3
 KINDS = ["sliding_attention", "full_attention"]

@@ -381,7 +381,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_compiled(trainer, d
     [(1, None), (2, "begins texts with id"), (3, "more than the .* rows"), (5, "more than the .* rows")],
 )
 def test_only_unused_control_pieces_may_lack_a_row(tmp_path, lacking, said):
-    tokenizers = pytest.importorskip("tokenizers")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra huggingface")
     names = {"eos_token": "<|im_end|>", "bos_token": "<|begin|>", "add_bos_token": True}
     path = tokenizer_files.byte_level(tmp_path, tokenizer_config=names)
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
