@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import empty_slots, put_branch
+from speccascade_jax.models.decode_attention import tiled
 from speccascade_jax.models.decoder_config import (
     DecoderConfig,
     RopeScaling,
@@ -293,6 +294,7 @@ class DecoderLM(CachedModel[DecoderCache]):
             raise ValueError(f"max_len is {max_len}, but the prompt has {width} tokens: raise max_len")
         # Prefill does not consume the prompt's last token: it is pending, and decoding feeds it with the first block.
         sizes = self.slots(max_len, max_rollback)
+        rings, sizes = tuple(size < max_len for size in sizes), tuple(map(tiled, sizes))
         consumed, states, encoded = prompt.length - 1, None, None
         if c.encoder is not None:
             encoded, summary = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, method="start")
@@ -315,7 +317,7 @@ class DecoderLM(CachedModel[DecoderCache]):
                 put = partial(_placed, consumed=consumed, stacked=c.scanned)
                 keys = tuple(put(k, size, axis=2) for (k, _), size in zip(keys_values, sizes, strict=True))
                 values = tuple(put(v, size, axis=1) for (_, v), size in zip(keys_values, sizes, strict=True))
-        return DecoderCache(keys, values, consumed, summary, tuple(size < max_len for size in sizes), encoded), states
+        return DecoderCache(keys, values, consumed, summary, rings, encoded), states
 
     def _empty(self, rows: int, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Returns zeros for the keys and values of each layer with a cache, of `sizes` slots."""

@@ -10,6 +10,8 @@ Shape letters: those of `core/types.py`, and here `N` is the number of query hea
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import flax.linen as nn
@@ -28,7 +30,9 @@ from speccascade_jax.models.layers import (
     KeysValues,
     RMSNorm,
     Slots,
+    attend_fixed,
     cross_keys_values,
+    fixed_fits,
     gated_units,
     in_chunks,
     normalized,
@@ -146,20 +150,22 @@ class Attention(nn.Module):
 
         Keys and values are `None` if the layer has none.
         """
+        states = self._projected(x, by, self._split, HEADS)
+        return states[0], None if len(states) == 1 else (states[1], states[2])
+
+    def _projected(self, x: Array, by: Turns, split: Callable[..., tuple[Array, ...]], layout: P) -> tuple[Array, ...]:
+        """Returns what `split` makes of the products of `x` with the layer's kernels, each with this layout."""
         # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         # The scales of the norms are the same for all heads, so every device holds them.
         scales = [part.scale(self.sizes.head_dim) for part in self._norms]
         shared, layouts = (*by, *scales), (turned, turned, *(P() for _ in scales))
         names = self.sizes.projections
-        heads = (HEADS,) * (1 if names == ("query",) else 3)
+        results = (layout,) * (1 if names == ("query",) else 3)
         if self.has_variable("params", "qkv"):
-            states = local(self._split_fused, (COLUMNS, *layouts), heads)(self.qkv(x), *shared)
-        else:
-            columns: Any = (COLUMNS,) * len(names)
-            split = local(self._split, (columns, *layouts), heads)
-            states = split(tuple(getattr(self, name)(x) for name in names), *shared)
-        return states[0], None if names == ("query",) else (states[1], states[2])
+            return local(partial(self._split_fused, split), (COLUMNS, *layouts), results)(self.qkv(x), *shared)
+        columns: Any = (COLUMNS,) * len(names)
+        return local(split, (columns, *layouts), results)(tuple(getattr(self, name)(x) for name in names), *shared)
 
     @property
     def _norms(self) -> tuple[RMSNorm, ...]:
@@ -167,26 +173,35 @@ class Attention(nn.Module):
         norms = (self.query_norm, self.key_norm) if self.config.qk_norm else ()
         return norms[: len(self.sizes.projections)]
 
-    def _split_fused(self, x: Array, *shared: Array) -> tuple[Array, ...]:
+    def _split_fused(self, split: Callable[..., tuple[Array, ...]], x: Array, *shared: Array) -> tuple[Array, ...]:
         # The columns on each device hold its share of the queries, then of the keys, then of the values
         # (`interleave_fused`).
         first, second = (sum(self.widths[:count]) // shards() for count in (1, 2))
-        return self._split(tuple(jnp.split(x, (first, second), axis=-1)), *shared)
+        return split(tuple(jnp.split(x, (first, second), axis=-1)), *shared)
 
-    def _split(self, projected: tuple[Array, ...], cosine: Array, sine: Array, *scales: Array) -> tuple[Array, ...]:
+    def _split(self, projected: tuple[Array, ...], *shared: Array) -> tuple[Array, ...]:
         """Returns the layer's queries and, if it has them, its keys and values, from products with its kernels."""
+        query, *rest = self._turned(projected, *shared)
+        return self._grouped(query), *(self._cached(*rest) if rest else ())
+
+    def _columns(self, projected: tuple[Array, ...], *shared: Array) -> tuple[Array, ...]:
+        """Returns what `_split` returns, but in the order of tokens, `[B, T, heads * K]`."""
+        return tuple(x.reshape(*x.shape[:2], -1) for x in self._turned(projected, *shared))
+
+    def _turned(self, projected: tuple[Array, ...], cosine: Array, sine: Array, *scales: Array) -> list[Array]:
+        """Returns queries `[B, T, N, K]` and, if the layer has them, keys and values, normalized and rotated."""
         c, by = self.config, Turns(cosine, sine)
         parts = [part.reshape(*part.shape[:2], -1, self.sizes.head_dim) for part in projected]
         value = parts[-1]  # without a kernel of values, these are the keys before their norm
         # The norms come before the rotation: their scales differ by coordinate, so the order changes the result.
         for number, (part, scale) in enumerate(zip(self._norms, scales, strict=True)):
             parts[number] = part.normalized(parts[number], scale)
-        query = self._grouped(rotate(parts[0] * jnp.asarray(c.scale, parts[0].dtype), by, c.rope_pairs))
+        query = rotate(parts[0] * jnp.asarray(c.scale, parts[0].dtype), by, c.rope_pairs)
         if len(parts) == 1:
-            return (query,)
+            return [query]
         if c.value_norm:
             value = normalized(value, c.norm_epsilon).astype(value.dtype)
-        return query, *self._cached(rotate(parts[1], by, c.rope_pairs), value)
+        return [query, rotate(parts[1], by, c.rope_pairs), value]
 
     def _grouped(self, query: Array) -> Array:
         """Returns the queries `[B * n, g * T, K]` of heads `[B, T, N, K]`."""
@@ -218,6 +233,23 @@ class Attention(nn.Module):
         """Returns the keys and values of cross-attention, not rotated, from the encoder's output `[B, N, E]`."""
         return local(self._cached, (COLUMNS, COLUMNS), (HEADS, HEADS))(self.key(x), self.value(x))
 
+    def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
+        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
+        columns = self._projected(x, by, self._columns, COLUMNS)
+        mixed, written = slots.attend(columns, _bias(mask), **self._kernel_sizes)
+        return self.out(mixed), written
+
+    def to_fixed(self, x: Array, keys_values: KeysValues, mask: Array) -> Array:
+        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, not rotated; one kernel computes it."""
+        queries = self.query(x)
+        scale = jnp.asarray(self.config.scale, queries.dtype)
+        return self.out(attend_fixed((queries * scale,), keys_values, _bias(mask), **self._kernel_sizes))
+
+    @property
+    def _kernel_sizes(self) -> dict[str, Any]:
+        heads = self.config.num_heads // shards()
+        return {"query_heads": heads, "size": self.sizes.head_dim, "cap": self.config.attention_cap}
+
     def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
         """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
         seen = P(DATA if mask.shape[0] > 1 else None)
@@ -238,6 +270,11 @@ class Attention(nn.Module):
             mixed = in_chunks(mix, CHUNK, new, 3, (by_token, 2), (mask, 1))
         rows = mixed.transpose(0, 3, 1, 2, 4)
         return rows.reshape(*rows.shape[:2], -1)
+
+
+def _bias(mask: Array) -> Array:
+    """Returns the bias float32 `[B or 1, 1, T, S]` that masks slots, from a mask `[B or 1, T, S]`."""
+    return jnp.where(mask, 0.0, MASKED)[:, None]
 
 
 def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
@@ -385,14 +422,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         c = self.config
-        # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, projected = self.self_attention.project(inputs, by)
-        written: Any = beside.shared if projected is None else projected
-        attended = written
-        if slots is not None:
-            written = slots.write(written)
-            attended = slots.attended(written)
-        y = self.self_attention(queries, attended, mask)
+        y, written = self._to_self(inputs, by, mask, slots, beside.shared)
         x = x + (self.post_self_attention_layer_norm(y) if c.post_norms else y)
         if beside.cross is not None:
             y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
@@ -404,8 +434,25 @@ class DecoderLayer(nn.Module):
             x = x + self.post_layer_input_layer_norm(y)
         return self.output(x) if c.output_scale else x, written
 
+    def _to_self(
+        self, inputs: Array, by: Turns, mask: Array, slots: Slots | None, shared: KeysValues | None
+    ) -> tuple[Array, KeysValues]:
+        """Returns the self-attention's output, and the keys and values; `shared` are those of a layer without any."""
+        if slots is not None and slots.fits(inputs.shape[1]):
+            return self.self_attention.in_cache(inputs, by, slots, mask)
+        # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
+        queries, projected = self.self_attention.project(inputs, by)
+        written: Any = shared if projected is None else projected
+        attended = written
+        if slots is not None:
+            written = slots.write(written)
+            attended = slots.attended(written)
+        return self.self_attention(queries, attended, mask), written
+
     def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
         attention = self.encoder_decoder_attention
+        if isinstance(source, tuple) and fixed_fits(x, source):
+            return attention.to_fixed(x, source, real[:, None])
         keys_values = source if isinstance(source, tuple) else attention.keys_values(source)
         # Every token sees the same encoder tokens, but chunks of attention need a mask with an axis of tokens.
         mask = jnp.broadcast_to(real[:, None], (x.shape[0], x.shape[1], real.shape[1]))

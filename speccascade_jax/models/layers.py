@@ -19,6 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from speccascade_jax.core.arrays import full_precision, write_slots
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt
+from speccascade_jax.models import decode_attention
 from speccascade_jax.models.cache import Held, LengthCached, move_slots, write_layer, write_ring
 from speccascade_jax.models.products import pack
 from speccascade_jax.models.sharding import (
@@ -30,10 +31,11 @@ from speccascade_jax.models.sharding import (
     interleave_fused,
     local,
     place,
+    shards,
     under,
 )
 from speccascade_jax.models.stacks import layer_at, over_layers
-from speccascade_jax.runtime.mesh import MODEL
+from speccascade_jax.runtime.mesh import AXES, MODEL
 
 KeysValues = tuple[Array, Array]
 
@@ -75,12 +77,69 @@ class Slots(NamedTuple):
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
+    def fits(self, new: int) -> bool:
+        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`)."""
+        size, slots = self.keys.shape[-2:]
+        return decode_attention.fits(new, self._heads, size, slots, self.keys.dtype)
+
+    @property
+    def _heads(self) -> int:
+        """Number of key-value heads on a device."""
+        return int(self.keys.shape[-3]) // self.start.shape[0] // shards()
+
+    def attend(self, columns: tuple[Array, ...], bias: Array, **sizes: Any) -> tuple[Array, KeysValues]:
+        """Returns the attention `[B, T, N * K]` of a block to the cache, and what `write` returns.
+
+        `columns`, `bias` and `sizes` are those of `decode_attention.attend`.
+        """
+        cached = HEADS if self.layer is None else STACKED_HEADS
+        layer = jnp.asarray(0 if self.layer is None else self.layer, jnp.int32)
+        kernel = partial(_attend_columns, ring=self.ring, **sizes)
+        specs = (cached, cached, ROWS, split_axes(bias), P(), *(COLUMNS,) * len(columns))
+        mixed, keys, values = local(kernel, specs, (COLUMNS, cached, cached))(
+            self.keys, self.values, self.start, bias, layer, *columns
+        )
+        return mixed, (keys, values)
+
     def attended(self, written: KeysValues) -> KeysValues:
         """Returns this layer's keys and values, from those that `write` returned."""
         if self.layer is None:
             return written
         keys, values = layer_at(written, self.layer)
         return keys, values
+
+
+def _attend_columns(
+    keys: Array, values: Array, start: Array, bias: Array, layer: Array, *columns: Array, **sizes: Any
+) -> tuple[Array, Array, Array]:
+    return decode_attention.attend(columns, keys, values, start, bias, layer, **sizes)
+
+
+def split_axes(bias: Array) -> P:
+    """Returns the layout of a bias `[B or 1, H or 1, …]` on the mesh: rows along `data`, and heads along `model`."""
+    # An axis of size 1 is broadcast, so it is not split.
+    return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
+
+
+def fixed_fits(x: Array, keys_values: KeysValues) -> bool:
+    """Returns whether one kernel attends to fixed keys and values (`attend_fixed`)."""
+    keys = keys_values[0]
+    heads, (size, slots) = keys.shape[0] // x.shape[0] // shards(), keys.shape[-2:]
+    return decode_attention.fits(x.shape[1], heads, size, slots, keys.dtype, written=False)
+
+
+def attend_fixed(columns: tuple[Array, ...], keys_values: KeysValues, bias: Array, **sizes: Any) -> Array:
+    """Returns the attention `[B, T, N * K]` of queries to fixed keys `[B * n, K, N]` and values `[B * n, N, K]`.
+
+    `columns`, `bias` and `sizes` are those of `decode_attention.attend`.
+    """
+
+    def attend(keys: Array, values: Array, bias: Array, *columns: Array) -> Array:
+        start = jnp.zeros((columns[0].shape[0],), jnp.int32)
+        return decode_attention.attend(columns, keys, values, start, bias, **sizes)[0]
+
+    specs = (HEADS, HEADS, split_axes(bias), *(COLUMNS,) * len(columns))
+    return local(attend, specs, COLUMNS)(*keys_values, bias, *columns)
 
 
 class RMSNorm(nn.Module):

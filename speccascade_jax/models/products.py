@@ -70,11 +70,14 @@ class Dense(nn.Module):
     kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`."""
+    def __call__(self, x: Array, wide: bool = False) -> Array:
+        """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`.
+
+        If `wide` is true, the result is float32, and the caller rounds it.
+        """
         kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         kernel = gathered(kernel, self.dtype, self.path, "kernel")
-        y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide else self.dtype)
+        y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide or wide else self.dtype)
         if not self.use_bias:
             return y
         return y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(self.dtype)

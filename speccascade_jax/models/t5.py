@@ -25,6 +25,7 @@ import numpy as np
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
+from speccascade_jax.models.decode_attention import tiled
 from speccascade_jax.models.layers import (
     EXITS,
     MASKED,
@@ -32,16 +33,18 @@ from speccascade_jax.models.layers import (
     KeysValues,
     RMSNorm,
     Slots,
+    attend_fixed,
     cross_keys_values,
+    fixed_fits,
     gated_units,
     in_chunks,
     mean_state,
+    split_axes,
 )
 from speccascade_jax.models.products import Dense, Embed, real_entries
-from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, P, local, shards, under
+from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, local, shards, under
 from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.models.t5_config import T5Config
-from speccascade_jax.runtime.mesh import AXES
 
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
@@ -117,12 +120,6 @@ def dropout(config: T5Config) -> nn.Dropout:
     return nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
 
 
-def _spread(bias: Array) -> P:
-    """Returns the layout of a bias on the mesh: rows are split along `data`, and heads along `model`."""
-    # An axis of size 1 is broadcast, so it is not split.
-    return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
-
-
 class Attention(nn.Module):
     """Multi-head attention with kernels `[E, H * K]`; the initial query kernel is scaled instead of the queries.
 
@@ -178,9 +175,25 @@ class Attention(nn.Module):
         attend: Callable[..., Array] = self._attend_in_chunks if long else self._attend
         kept = () if deterministic else (self._kept(queries, keys_values),)
         extra = (*kept, *biases)
-        specs = (HEADS, HEADS, HEADS, *map(_spread, extra))
+        specs = (HEADS, HEADS, HEADS, *map(split_axes, extra))
         mixed = local(partial(attend, drops=bool(kept)), specs, COLUMNS)(queries, *keys_values, *extra)
         return self.out(mixed)
+
+    def in_cache(self, x: Array, slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
+        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
+        names = ("qkv",) if self.has_variable("params", "qkv") else ("query", "key", "value")
+        # The kernel rounds the columns itself. Before it, rounding would be an operation of its own.
+        columns = tuple(getattr(self, name)(x, wide=True) for name in names)
+        mixed, written = slots.attend(columns, bias, **self._kernel_sizes)
+        return self.out(mixed), written
+
+    def to_fixed(self, x: Array, keys_values: KeysValues, bias: Array) -> Array:
+        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it."""
+        return self.out(attend_fixed((self.query(x, wide=True),), keys_values, bias, **self._kernel_sizes))
+
+    @property
+    def _kernel_sizes(self) -> dict[str, int]:
+        return {"query_heads": self.config.num_heads // shards(), "size": self.config.head_dim}
 
     def _kept(self, queries: Array, keys_values: KeysValues) -> Array:
         """Returns dropout's factors of the attention weights, `[B, H, 1, S]`: 0 if dropped, else above 1."""
@@ -305,20 +318,32 @@ class DecoderLayer(nn.Module):
         """
         if callable(bias):
             bias = bias(self.relpos_bias)
+        y, written = self._to_self(self.pre_self_attention_layer_norm(x), bias, slots, deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self._to_encoder(self.pre_cross_attention_layer_norm(x), cross, cross_bias, deterministic)
+        x = x + self.drop(y, deterministic=deterministic)
+        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
+        return x + self.drop(y, deterministic=deterministic), written
+
+    def _to_self(self, x: Array, bias: Array, slots: Slots | None, deterministic: bool) -> tuple[Array, KeysValues]:
+        """Returns the self-attention's output, and the keys and values."""
+        if slots is not None and slots.fits(x.shape[1]):
+            return self.self_attention.in_cache(x, slots, bias)
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
-        queries, written = self.self_attention.project(self.pre_self_attention_layer_norm(x))
+        queries, written = self.self_attention.project(x)
         attended = written
         if slots is not None:
             written = slots.write(written)
             attended = slots.attended(written)
-        if not isinstance(cross, tuple):
-            cross = self.encoder_decoder_attention.keys_values(cross)
-        x = x + self.drop(self.self_attention(queries, attended, (bias,), deterministic), deterministic=deterministic)
-        y = self.encoder_decoder_attention.queries(self.pre_cross_attention_layer_norm(x))
-        y = self.encoder_decoder_attention(y, cross, (cross_bias,), deterministic)
-        x = x + self.drop(y, deterministic=deterministic)
-        y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
-        return x + self.drop(y, deterministic=deterministic), written
+        return self.self_attention(queries, attended, (bias,), deterministic), written
+
+    def _to_encoder(self, x: Array, cross: KeysValues | Array, bias: Array, deterministic: bool) -> Array:
+        """Returns the cross-attention's output."""
+        attention = self.encoder_decoder_attention
+        if isinstance(cross, tuple) and fixed_fits(x, cross):
+            return attention.to_fixed(x, cross, bias)
+        keys_values = cross if isinstance(cross, tuple) else attention.keys_values(cross)
+        return attention(attention.queries(x), keys_values, (bias,), deterministic)
 
 
 @flax.struct.dataclass
@@ -707,7 +732,7 @@ class T5(CachedModel[KVCache]):
     ) -> tuple[KVCache, Array | None]:
         if prompt.encoder_tokens is None:
             raise ValueError("the prompt has no encoder_tokens: give the encoder's input there")
-        rows, width = prompt.tokens.shape
+        (rows, width), max_len = prompt.tokens.shape, tiled(max_len)
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
         c = self.config

@@ -28,7 +28,7 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Costs, Memory, Report
-from speccascade_jax.runtime import own_files, products
+from speccascade_jax.runtime import own_files, platforms
 
 ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
 """Named scope of the loop over rounds, in a program's text."""
@@ -55,7 +55,7 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
         DoesNotFitError: the program needs more memory than a device has; the message says how much.
         ValueError: as in `programs.Traced`.
     """
-    with products.for_other_devices():
+    with platforms.traced_for("cuda" if chip_of(traced.job.topology).is_gpu else "tpu"):
         lowered = traced.lower()
     try:
         with warnings.catch_warnings():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, PartitionSpec
 
 from speccascade_jax import checkpoints
@@ -319,8 +320,10 @@ class Traced:
         def one(params: Params, state: PyTree, controls: Controls) -> PyTree:
             return one_round(engine, params, state, controls)[0]
 
-        # the state is donated, as in a loop, so that caches are written in place
-        return jax.jit(one, donate_argnums=1).lower(self.program[1], self.state, self.controls)
+        # As in the loop over rounds, the compiler chooses the layout of the state, and writes caches in place.
+        free = jax.tree.map(lambda leaf: Format(Layout.AUTO, leaf.sharding), self.state)
+        jitted = jax.jit(one, in_shardings=(None, free, None), out_shardings=free, donate_argnums=1)
+        return jitted.lower(self.program[1], self.state, self.controls)
 
     def _lower_generation(self) -> Any:
         program, params = self.program

@@ -6,6 +6,6 @@ before every product. Here, the weights are packed only once, when they are load
 Without llvmlite, XLA computes the products.
 """
 
-from speccascade_jax.runtime.products.native import KINDS, available, call, for_other_devices, suggest, width
+from speccascade_jax.runtime.products.native import KINDS, available, call, suggest, width
 
-__all__ = ["KINDS", "available", "call", "for_other_devices", "suggest", "width"]
+__all__ = ["KINDS", "available", "call", "suggest", "width"]

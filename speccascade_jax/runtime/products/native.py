@@ -4,15 +4,14 @@ import ctypes
 import os
 import platform
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from speccascade_jax.runtime import platforms
 
 KINDS = ("float32", "float16", "bfloat16", "int8")
 """Weight dtypes that the compiled code can multiply."""
@@ -21,7 +20,6 @@ SWITCH = "SPECCASCADE_PRODUCTS"
 LARGE = 2**20
 """Number of elements from which on this package's code multiplies a matrix noticeably faster than XLA."""
 NO_LLVMLITE = "llvmlite is not installed: pip install 'speccascade_jax[cpu]'"
-_FOR_OTHERS: ContextVar[bool] = ContextVar("for_others", default=False)
 _KEPT: list[Any] = []  # keeps the compiled code alive until the process ends
 
 
@@ -47,17 +45,7 @@ def unavailable() -> str | None:
 
 def available() -> bool:
     """Returns whether this process multiplies packed weights with this package's own code."""
-    return not _FOR_OTHERS.get() and unavailable() is None
-
-
-@contextmanager
-def for_other_devices() -> Iterator[None]:
-    """Lets XLA compute all products of programs that are traced inside the block, for devices other than this CPU."""
-    token = _FOR_OTHERS.set(True)
-    try:
-        yield
-    finally:
-        _FOR_OTHERS.reset(token)
+    return platforms.platform() == "cpu" and unavailable() is None
 
 
 def suggest(size: int) -> None:

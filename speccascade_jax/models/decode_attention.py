@@ -1,0 +1,448 @@
+"""Attention of a block of tokens to a cache, as one kernel for TPUs that also writes the block's keys and values.
+
+XLA needs about eleven operations for this in each layer, and copies the cache into another layout for each of several
+rows. The kernel reads every slot once, and of the cache it writes only the tiles of 128 slots that hold new entries.
+It works on one row at a time, in chunks of slots whose results it combines as Flash-Decoding does (Dao et al., 2023).
+
+Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads, `g = N / n`
+and `K` is head_dim. On a mesh, they are those of one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from speccascade_jax.core.types import Array
+from speccascade_jax.runtime import platforms
+
+LANES = 128
+"""Columns of a tile of a TPU's registers and memory."""
+MOST_TOKENS = 16
+"""Most tokens of a block; a longer one is left to XLA, whose products then have rows enough."""
+MOST_TILES = 4
+"""Most tiles of a chunk of slots."""
+LARGEST_CHUNK = 2**21
+"""Most bytes of keys in a chunk of slots. Two chunks of keys and two of values are in VMEM at the same time."""
+_OUTSIDE = -2e10
+"""Logit of a column that is not a slot. It is below that of a masked slot."""
+
+
+def tiled(slots: int) -> int:
+    """Returns the number of slots that a cache gets instead of `slots`: whole chunks of tiles if kernels are used."""
+    if not platforms.uses_kernels():
+        return slots
+    tiles = -(-slots // LANES)
+    chunks = -(-tiles // MOST_TILES)
+    return chunks * -(-tiles // chunks) * LANES
+
+
+def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool = True) -> bool:
+    """Returns whether the kernel computes the attention of a block; otherwise XLA does.
+
+    Args:
+        new: number of tokens of the block.
+        heads: number of key-value heads on a device.
+        size: width of a head.
+        slots: number of slots of the cache.
+        dtype: dtype of the cache.
+        written: whether the block's keys and values are written.
+    """
+    whole = size % LANES == 0 or (LANES % size == 0 and heads % (LANES // size) == 0)
+    return (
+        platforms.uses_kernels()
+        and new <= MOST_TOKENS
+        and whole
+        and (slots % LANES == 0 or not written)
+        and jnp.dtype(dtype).name in ("bfloat16", "float32")
+    )
+
+
+def attend(
+    columns: tuple[Array, ...],
+    keys: Array,
+    values: Array,
+    start: Array,
+    bias: Array,
+    layer: Array | int = 0,
+    *,
+    query_heads: int,
+    size: int,
+    cap: float | None = None,
+    ring: bool = False,
+) -> tuple[Array, Array, Array]:
+    """Writes a block's keys and values into a cache, and returns its attention to the cache, and the new cache.
+
+    Args:
+        columns: the block's projections: queries `[B, T, N * K]`, keys and values `[B, T, n * K]`; or one array of all
+            three side by side; or the queries alone, and the cache is only read. They are rounded to the cache's dtype.
+        keys: `[B * n, K, S]`, or a stack of layers `[L, B * n, K, S]`.
+        values: `[B * n, S, K]`, or a stack.
+        start: int32 `[B]`, the slot (in a ring buffer: the position) of the block's first entry.
+        bias: float32 `[B or 1, N or 1, T or 1, S]`, which is added to the logits, and masks slots.
+        layer: the layer of a stack.
+        query_heads: `N`.
+        size: `K`.
+        cap: soft cap of the logits, before the bias is added.
+        ring: whether the slots form a ring buffer, which holds position `p` in slot `p mod S`.
+
+    Returns:
+        The attention's output `[B, T, N * K]`, and the keys and values with those of the block.
+    """
+    rows, new, width = columns[0].shape
+    # XLA chooses the cache's layout so that this only renames the axes. Slots are the last axis of both arrays, because
+    # a tile has 128 columns, and with fewer it would be padded.
+    values = jnp.swapaxes(values, -1, -2)
+    flat_keys, flat_values = (x.reshape(-1, *x.shape[-2:]) for x in (keys, values))
+    heads, slots = keys.shape[-3] // rows, keys.shape[-1]
+    writes = len(columns) > 1 or width > query_heads * size
+    kernel = _Kernel(
+        rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots,
+        chunk=_chunk(heads * size * keys.dtype.itemsize, slots, writes), bias_heads=bias.shape[1], cap=cap, ring=ring,
+        writes=writes,
+    )  # fmt: skip
+    begin = start % slots if ring else start
+    scalars = jnp.concatenate([begin.astype(jnp.int32), jnp.asarray(layer, jnp.int32)[None]])
+    mixed, *written = kernel.call(scalars, columns, kernel.padded_bias(bias), flat_keys, flat_values)
+    flat_keys, flat_values = written or (flat_keys, flat_values)
+    return mixed, flat_keys.reshape(keys.shape), jnp.swapaxes(flat_values.reshape(values.shape), -1, -2)
+
+
+def _chunk(slot_bytes: int, slots: int, writes: bool) -> int:
+    """Returns how many slots are read at once: whole tiles, or all slots of a short cache."""
+    tiles, rest = divmod(slots, LANES)
+    most = min(MOST_TILES, max(1, LARGEST_CHUNK // (slot_bytes * LANES)))
+    if rest or not writes:  # a cache that is only read may end inside a chunk
+        return min(most * LANES, slots)
+    return LANES * max(count for count in range(1, most + 1) if tiles % count == 0)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One kernel: its sizes, the call, and the body, which runs once for each row and chunk of slots.
+
+    Rows of queries are ordered by key-value head, query head of the group and token; each query head has `padded`
+    rows, whole registers. Narrow heads are handled in *units* of `pair` key-value heads, whose keys fill a tile.
+
+    Attributes:
+        rows, new: `B` and `T`.
+        heads, groups, size, slots: `n`, `g`, `K` and `S`.
+        chunk: slots that are read at once.
+        bias_heads: heads of the bias, `N` or 1.
+        cap, ring: as in `attend`.
+        writes: whether the block has keys and values.
+    """
+
+    rows: int
+    new: int
+    heads: int
+    groups: int
+    size: int
+    slots: int
+    chunk: int
+    bias_heads: int
+    cap: float | None
+    ring: bool
+    writes: bool
+
+    @property
+    def padded(self) -> int:
+        """Rows of a query head: the tokens, and padding that nothing reads."""
+        return 8 if self.new <= 8 else 16
+
+    @property
+    def pair(self) -> int:
+        """Key-value heads of a unit."""
+        return max(1, LANES // self.size)
+
+    @property
+    def wide(self) -> int:
+        """Width of a unit's keys, a multiple of `LANES`."""
+        return self.pair * self.size
+
+    @property
+    def unit_rows(self) -> int:
+        """Rows of the queries of a unit."""
+        return self.pair * self.groups * self.padded
+
+    @property
+    def units(self) -> range:
+        """The numbers of the units."""
+        return range(self.heads // self.pair)
+
+    def padded_bias(self, bias: Array) -> Array:
+        """Returns the bias with as many rows as a query head has."""
+        # All layers pad the same array, so XLA does it once.
+        missing = self.padded - bias.shape[2] if bias.shape[2] > 1 else 0
+        return jnp.pad(bias.astype(jnp.float32), ((0, 0), (0, 0), (0, missing), (0, 0)))
+
+    def last_chunk(self, start: Any) -> Any:
+        """Returns the last chunk of slots that any token of a row sees. Later ones are neither read nor computed."""
+        if self.ring or not self.writes:
+            return (self.slots - 1) // self.chunk
+        return jax.lax.div(jnp.minimum(start + self.new - 1, self.slots - 1), self.chunk)
+
+    def call(self, scalars: Array, columns: tuple[Array, ...], bias: Array, keys: Array, values: Array) -> list[Array]:
+        """Returns the attention's output and, if the block has keys and values, the caches `[L * B * n, K, S]`.
+
+        Args:
+            scalars: int32 `[B + 1]`, each row's first slot, and the layer.
+            columns: as in `attend`.
+            bias: as in `attend`, padded.
+            keys: the cache of all layers, `[L * B * n, K, S]`.
+            values: the same for values.
+        """
+        output = jax.ShapeDtypeStruct((self.rows, self.new, self._query_width), keys.dtype)
+        caches = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] if self.writes else []
+        # In one array, the queries, keys and values are three blocks of columns.
+        inputs = columns * 3 if self.writes and len(columns) == 1 else columns
+        number = 1 + len(inputs) + 1
+        results: list[Array] = pl.pallas_call(
+            partial(_run, self),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=1,
+                grid=(self.rows, -(-self.slots // self.chunk)),
+                in_specs=[*self._column_specs(len(columns) == 1), self._bias_spec(bias), *[self._cache_spec] * 2],
+                out_specs=[self._token_spec(self._query_width), *[pl.BlockSpec(memory_space=pltpu.HBM)] * len(caches)],
+                scratch_shapes=self._scratch(),
+            ),
+            out_shape=[output, *caches],
+            # The caches are updated in place: only the tiles with new entries are written.
+            input_output_aliases={number: 1, number + 1: 2} if self.writes else {},
+            interpret=platforms.interpreter(),
+            name="decode_attention",
+        )(scalars, *inputs, bias, keys, values)
+        return results
+
+    @property
+    def _query_width(self) -> int:
+        return self.heads * self.groups * self.size
+
+    def _token_spec(self, width: int, block: int = 0) -> pl.BlockSpec:
+        return pl.BlockSpec((1, self.new, width), lambda row, chunk, scalars: (row, 0, block))
+
+    def _column_specs(self, fused: bool) -> list[pl.BlockSpec]:
+        """Returns the blocks of the queries, keys and values, which in one array are side by side."""
+        keys = self.heads * self.size
+        blocks = (self.groups, self.groups + 1) if fused else (0, 0)
+        return [self._token_spec(self._query_width), *[self._token_spec(keys, b) for b in blocks if self.writes]]
+
+    def _bias_spec(self, bias: Array) -> pl.BlockSpec:
+        def place(row: Any, chunk: Any, scalars: Any) -> tuple[Any, ...]:
+            return row if bias.shape[0] > 1 else 0, 0, 0, jnp.minimum(chunk, self.last_chunk(scalars[row]))
+
+        return pl.BlockSpec((1, *bias.shape[1:3], self.chunk), place)
+
+    @property
+    def _cache_spec(self) -> pl.BlockSpec:
+        # A chunk that is not needed names the chunk before it again, which is in VMEM already.
+        def place(row: Any, chunk: Any, scalars: Any) -> tuple[Any, ...]:
+            chunk = jnp.minimum(chunk, self.last_chunk(scalars[row]))
+            return scalars[self.rows] * self.rows + row, 0, chunk
+
+        return pl.BlockSpec((self.heads, self.size, self.chunk), place)
+
+    def _scratch(self) -> list[Any]:
+        rows, keys = self.heads * self.groups * self.padded, self.heads * self.size
+        tokens = [(self.padded, self._query_width), *[(self.padded, keys)] * (2 * self.writes)]
+        sizes = [(rows, self.chunk), (rows, LANES), (rows, LANES), (rows, self.wide), *tokens]
+        copies = [pltpu.SemaphoreType.DMA((2,))] if self.writes else []
+        return [*(pltpu.VMEM(size, jnp.float32) for size in sizes), *copies]
+
+
+def _run(kernel: _Kernel, scalars: Any, *refs: Any) -> None:
+    """Runs the kernel's body for one row and chunk of slots, `refs` are those of `_Kernel.call`, in its order."""
+    parts = iter(refs)
+    columns = list(islice(parts, 1 + 2 * kernel.writes))
+    bias, keys, values, output = islice(parts, 4)
+    caches = list(islice(parts, 2 * kernel.writes))
+    logits, largest, total, mixed = islice(parts, 4)
+    tokens, copies = list(islice(parts, len(columns))), list(parts)
+    row, chunk = pl.program_id(0), pl.program_id(1)
+    start = scalars[row]
+
+    @pl.when(chunk == 0)
+    def begin() -> None:
+        for ref, column in zip(tokens, columns, strict=True):
+            _load(kernel, ref, column)
+        largest[...] = jnp.full_like(largest, -jnp.inf)
+        total[...], mixed[...] = jnp.zeros_like(total), jnp.zeros_like(mixed)
+
+    @pl.when(chunk <= kernel.last_chunk(start))
+    def add() -> None:
+        if kernel.writes:
+            first_head = (scalars[kernel.rows] * kernel.rows + row) * kernel.heads
+            _write(kernel, start, chunk, first_head, tokens[1:], (keys, values), caches, copies[0])
+        for unit in kernel.units:
+            logits[_rows(kernel, unit)] = _logits(kernel, unit, chunk, tokens[0], keys, bias)
+        scale = _softmax(logits, largest, total)
+        for unit in kernel.units:
+            _mix(kernel, unit, chunk, scale, logits, values, mixed)
+
+    @pl.when(chunk == pl.num_programs(1) - 1)
+    def finish() -> None:
+        for unit in kernel.units:
+            _store(kernel, unit, mixed, total, output)
+
+
+def _rows(kernel: _Kernel, unit: int) -> slice:
+    return slice(unit * kernel.unit_rows, (unit + 1) * kernel.unit_rows)
+
+
+def _load(kernel: _Kernel, ref: Any, column: Any) -> None:
+    """Copies a block's columns into a buffer of whole registers."""
+    if kernel.new < kernel.padded:
+        ref[...] = jnp.zeros_like(ref)
+    ref[0 : kernel.new] = column[0].astype(jnp.float32)
+
+
+def _precision(dtype: Any) -> Any:
+    # The product that moves new entries to their slots multiplies by one, which is exact at this precision.
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _dot(left: Array, right: Array, contracted: tuple[int, int]) -> Array:
+    axes = ((contracted[:1], contracted[1:]), ((), ()))
+    precision = _precision(right.dtype)
+    return jax.lax.dot_general(left, right, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _columns(kernel: _Kernel, count: int, first: Any) -> Array:
+    """Returns the slots of some columns, int32 `[1, count]`."""
+    columns: Array = jax.lax.broadcasted_iota(jnp.int32, (1, count), 1) + first
+    return columns
+
+
+def _write(
+    kernel: _Kernel, start: Any, chunk: Any, first_head: Any, tokens: Any, cached: Any, caches: Any, copies: Any
+) -> None:
+    """Puts the new entries into the chunk that is in VMEM, and copies the tiles that hold them to the cache."""
+    first, last = start, start + kernel.new - 1
+    if kernel.ring:
+        last = jnp.where(last >= kernel.slots, last - kernel.slots, last)
+    tiles = jax.lax.div(first, LANES), jax.lax.div(last, LANES)
+
+    def put(number: Any, _: None) -> None:
+        tile = jnp.where(number == 0, *tiles)
+        inside = (tile * LANES >= chunk * kernel.chunk) & (tile * LANES < (chunk + 1) * kernel.chunk)
+
+        # A block has at most 16 tokens, so it touches one or two tiles.
+        @pl.when(inside & ((number == 0) | (tiles[0] != tiles[1])))
+        def move() -> None:
+            place = pl.ds(pl.multiple_of(tile * LANES - chunk * kernel.chunk, LANES), LANES)
+            for ref, new in zip(cached, tokens, strict=True):
+                _put(kernel, start, tile, place, ref, new)
+            slots = pl.ds(pl.multiple_of(tile * LANES, LANES), LANES)
+            heads = pl.ds(first_head, kernel.heads)
+            transfers = [
+                pltpu.make_async_copy(ref.at[:, :, place], cache.at[heads, :, slots], copies.at[number])
+                for number, (ref, cache) in enumerate(zip(cached, caches, strict=True))
+            ]
+            for transfer in transfers:
+                transfer.start()
+            for transfer in transfers:
+                transfer.wait()
+
+    jax.lax.fori_loop(0, 2 if kernel.slots > LANES else 1, put, None)
+
+
+def _put(kernel: _Kernel, start: Any, tile: Any, place: Any, ref: Any, new: Any) -> None:
+    """Puts new entries, `[padded, n * K]`, into a tile of a chunk of keys or values, `[n, K, chunk]`."""
+    offset = _columns(kernel, LANES, tile * LANES) - start
+    if kernel.ring:
+        offset = jnp.where(offset < 0, offset + kernel.slots, offset)
+    is_new = (offset >= 0) & (offset < kernel.new)
+    token = jax.lax.broadcasted_iota(jnp.int32, (kernel.padded, LANES), 0)
+    chosen = ((offset == token) & is_new).astype(ref.dtype)
+    for unit in kernel.units:
+        heads = pl.ds(unit * kernel.pair, kernel.pair)
+        old = ref[heads, :, place].reshape(kernel.wide, LANES)
+        entries = new[:, unit * kernel.wide : (unit + 1) * kernel.wide].astype(ref.dtype)
+        # A product with zeros and ones moves each token's entries to its column.
+        moved = _dot(entries, chosen, (0, 0)).astype(ref.dtype)
+        ref[heads, :, place] = jnp.where(is_new, moved, old).reshape(kernel.pair, kernel.size, LANES)
+
+
+def _unit(kernel: _Kernel, unit: int, chunk: Any, ref: Any) -> Array:
+    """Returns a unit's keys or values, `[pair * K, chunk]`."""
+    x: Array = ref[unit * kernel.pair : (unit + 1) * kernel.pair].reshape(kernel.wide, kernel.chunk)
+    if kernel.slots % kernel.chunk == 0:
+        return x
+    # The last chunk reads beyond the array. What it reads there may be no number, and 0 times that is none either.
+    return jnp.where(_columns(kernel, kernel.chunk, chunk * kernel.chunk) < kernel.slots, x, jnp.zeros_like(x))
+
+
+def _logits(kernel: _Kernel, unit: int, chunk: Any, queries: Any, keys: Any, bias: Any) -> Array:
+    """Returns the logits of a unit's queries, `[unit_rows, chunk]`."""
+    heads = [(p, i) for p in range(kernel.pair) for i in range(kernel.groups)]
+    numbers = [(unit * kernel.pair + p) * kernel.groups + i for p, i in heads]
+    placed = [_query(kernel, number, p, queries) for number, (p, _) in zip(numbers, heads, strict=True)]
+    x = _dot(jnp.concatenate(placed, 0).astype(keys.dtype), _unit(kernel, unit, chunk, keys), (1, 0))
+    if kernel.cap is not None:
+        x = kernel.cap * jnp.tanh(x / kernel.cap)
+    shape = (kernel.padded, kernel.chunk)
+    added = [jnp.broadcast_to(bias[0, n if kernel.bias_heads > 1 else 0], shape) for n in numbers]
+    x += jnp.concatenate(added, 0)
+    if kernel.slots % kernel.chunk:
+        x = jnp.where(_columns(kernel, kernel.chunk, chunk * kernel.chunk) < kernel.slots, x, _OUTSIDE)
+    return x
+
+
+def _query(kernel: _Kernel, head: int, place: int, queries: Any) -> Array:
+    """Returns a query head, `[padded, pair * K]`, at the columns of its key-value head; all others are zero."""
+    if kernel.pair == 1:
+        query: Array = queries[:, head * kernel.size : (head + 1) * kernel.size]
+        return query
+    if kernel.groups == 1:  # the neighbours of a head are those of its key-value head: nothing moves
+        first = head - place
+        x = queries[:, first * kernel.size : first * kernel.size + kernel.wide]
+    else:
+        x = jnp.concatenate([queries[:, head * kernel.size : (head + 1) * kernel.size]] * kernel.pair, -1)
+    return jnp.where(_head_of(kernel) == place, x, 0.0)
+
+
+def _head_of(kernel: _Kernel) -> Array:
+    """Returns the key-value head of each of a unit's columns, int32 `[padded, pair * K]`."""
+    return jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, (kernel.padded, kernel.wide), 1), kernel.size)
+
+
+def _softmax(logits: Any, largest: Any, total: Any) -> Array:
+    """Replaces logits by weights relative to the largest logit so far; returns the factor of all earlier weights."""
+    x, before = logits[...], largest[...]
+    now = jnp.maximum(before, jnp.max(x, axis=-1, keepdims=True))
+    scale = jnp.exp(before - now)
+    weights = jnp.exp(x - now[:, :1])
+    total[...] = total[...] * scale + jnp.sum(weights, axis=-1, keepdims=True)
+    logits[...], largest[...] = weights, now
+    return scale
+
+
+def _mix(kernel: _Kernel, unit: int, chunk: Any, scale: Array, weights: Any, values: Any, mixed: Any) -> None:
+    """Adds a chunk's weighted values to a unit's sums, `[unit_rows, pair * K]`."""
+    rows = _rows(kernel, unit)
+    part = _dot(weights[rows].astype(values.dtype), _unit(kernel, unit, chunk, values), (1, 1))
+    mixed[rows] = mixed[rows] * scale[rows, :1] + part
+
+
+def _store(kernel: _Kernel, unit: int, mixed: Any, total: Any, output: Any) -> None:
+    """Divides a unit's sums by the sums of weights, and stores them at the columns of their heads."""
+    rows = _rows(kernel, unit)
+    x = mixed[rows] / total[rows, :1]
+    parts = [x[n * kernel.padded : (n + 1) * kernel.padded] for n in range(kernel.pair * kernel.groups)]
+    if kernel.groups == 1:
+        joined = parts[0]
+        for place in range(1, kernel.pair):
+            joined = jnp.where(_head_of(kernel) == place, parts[place], joined)
+        output[0, :, unit * kernel.wide : (unit + 1) * kernel.wide] = joined[: kernel.new].astype(output.dtype)
+        return
+    for number, part in enumerate(parts):
+        head, place = unit * len(parts) + number, number // kernel.groups
+        columns = part[: kernel.new, place * kernel.size : (place + 1) * kernel.size]
+        output[0, :, head * kernel.size : (head + 1) * kernel.size] = columns.astype(output.dtype)
