@@ -1,12 +1,21 @@
 """The folder of data sets, which one environment variable sets for the whole project."""
 
+import contextlib
+import gzip
+import hashlib
 import os
+import zlib
 from pathlib import Path
+from typing import Any
 
+from speccascade_jax.data.public_sources import DATA_SETS
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import expanded
+from speccascade_jax.storage.readers import json_object
 
 VARIABLE = "SPECCASCADE_DATA"
+RECORD = "fetched.json"
+"""File in the data directory with the checksums of the files that `experiments.fetch_data` made."""
 
 
 def data_directory() -> Path:
@@ -44,6 +53,40 @@ ORIGINS = {
 """Files and folders of the data directory, each with its origin: the file's address, or the folder's repository."""
 
 
+def checksum(content: bytes) -> str:
+    """Returns the SHA-256 digest of a file's unpacked content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """Returns the checksums of fetched files by their names in a data directory, and the commits of their sources.
+
+    Raises:
+        ValueError: the record is damaged.
+    """
+    path, empty = folder / RECORD, {"sha256": {}, "revisions": {}}
+    contents = json_object(path, "correct or delete it") if path.exists() else {}
+    if not all(isinstance(contents.get(name, {}), dict) for name in empty):
+        raise ValueError(f"{path} is damaged: correct or delete it")
+    return empty | contents
+
+
+def check_recorded(folder: Path, name: str) -> None:
+    """Raises `ValueError` if a fetched file of a data directory no longer has the checksum that was recorded for it."""
+    if (before := recorded(folder)["sha256"].get(name)) is None:
+        return
+    content = (folder / name).read_bytes()
+    if name.endswith(".gz"):
+        with contextlib.suppress(OSError, EOFError, zlib.error):  # a damaged file has another checksum, too
+            content = gzip.decompress(content)
+    if (now := checksum(content)) != before:
+        again = f"delete it and run  python -m experiments.fetch_data {name.partition('/')[0]}"
+        mine = f"or delete its entry in {folder / RECORD} if you changed it yourself"
+        raise ValueError(
+            f"{folder / name} has changed: its sha256 is {now}, but {before} was recorded: {again}  , {mine}"
+        )
+
+
 def require(*parts: str, instead: str = "the shipped task tiny_translation") -> Path:
     """Returns the path of `parts` inside the data directory.
 
@@ -53,14 +96,17 @@ def require(*parts: str, instead: str = "the shipped task tiny_translation") -> 
 
     Raises:
         FileNotFoundError: there is no such file; the message names the path, its origin, and how to set another folder.
+        ValueError: the file was fetched, and has changed since.
     """
     path, name = data_directory().joinpath(*parts), "/".join(parts)
     if path.exists():
+        check_recorded(data_directory(), name)
         return path
     if name in ORIGINS:
         remedy = f"get it with  curl -L --create-dirs -o '{path}' '{ORIGINS[name]}' "
     elif (folder := name.partition("/")[0]) in ORIGINS:
-        remedy = f"its data come from {ORIGINS[folder]} "
+        fetch = f"and python -m experiments.fetch_data {folder} fetches them "
+        remedy = f"its data come from {ORIGINS[folder]} {fetch if folder in DATA_SETS else ''}"
     else:
         remedy = ""
     now = os.environ.get(VARIABLE) or "unset"

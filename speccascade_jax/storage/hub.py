@@ -138,7 +138,7 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
         CheckpointError: the repository has no weights in safetensors files.
         OSError: the files cannot be fetched for another reason. All messages say what to do.
     """
-    commit = _COMMITS.get(name, name.revision)
+    commit = _COMMITS.get(_spelling(name), name.revision)
     folder = _snapshot(name, commit, patterns)
     # The folder may exist with other files only, which an earlier call fetched.
     if not any(next(folder.glob(pattern), None) for pattern in patterns):
@@ -146,8 +146,13 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
     if WEIGHTS[0] in patterns and not any(folder.glob("*.safetensors")):
         again = "load it with transformers, save_pretrained it, and give that folder"
         raise CheckpointError(f"{name} on the hub has no {WEIGHTS[0]}, and other weights are not read: {again}")
-    _COMMITS[name] = folder.name
+    _COMMITS[_spelling(name)] = folder.name
     return folder
+
+
+def _spelling(name: HubName) -> HubName:
+    """Returns a name without `@main`, which is what the hub gives without a revision: both are one commit."""
+    return name._replace(revision=None) if name.revision == "main" else name
 
 
 def _snapshot(name: HubName, commit: str | None, patterns: Sequence[str]) -> Path:
@@ -249,9 +254,10 @@ def hint(path: str | os.PathLike[str]) -> str:
 def commits(paths: Iterable[str | os.PathLike[str] | None]) -> dict[str, str]:
     """Returns the commits that this process has read of those paths that are names of models on the hub, by path."""
     names = {str(path): name_of(path) for path in paths if path is not None}
-    return {path: _COMMITS[name] for path, name in names.items() if name in _COMMITS}
+    known = {path: commit_of(name) for path, name in names.items() if name is not None}
+    return {path: commit for path, commit in known.items() if commit is not None}
 
 
 def commit_of(name: HubName) -> str | None:
     """Returns the commit that this process has read of a repository; `None` if it has read none."""
-    return _COMMITS.get(name)
+    return _COMMITS.get(_spelling(name))

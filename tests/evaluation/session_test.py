@@ -490,6 +490,24 @@ def test_chat_options_without_a_template_are_refused(pair, tmp_path):
     session.rehearse(ModelPair(name=path), replace(SMALL, chat=True))
 
 
+@pytest.mark.parametrize(("source", "chat", "message"), [
+    (ModelPair(name="mine", target="no/target", draft="no/draft"), False, "does not exist"),
+    (SOURCE, True, "no chat template in"),
+])  # fmt: skip
+def test_a_refused_sweep_leaves_no_store(pair, source, chat, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no").mkdir()  # `no/target` is a path, not a name on the hub
+    monkeypatch.setattr(session, "load_pair", lambda name, **_: pair)
+    shared = {"pair": source, "evaluation": replace(SMALL, chat=chat), "output": "results/x.jsonl"}
+    for call in (
+        lambda: experiment.sweep(**shared, methods=["opt"]),
+        lambda: experiment.run(**shared, settings=Settings(method="opt", alpha=0.4)),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            call()
+        assert [path.name for path in tmp_path.iterdir()] == ["no"]
+
+
 # --- examples that a model fails on
 
 

@@ -31,7 +31,7 @@ FLAGS = dict.fromkeys((
     "tables": "format", "plots": "format", "show": "alpha", "convert": "dry-run", "describe": "block-size",
     "train_acceptance_head": "mode", "finetune": "mode", "train_vocab": "output", "count_bigrams": "output",
     "train_policy": "mode", "launch": "dry_run", "report": "most", "compare": "most", "score": "metrics",
-    "preflight": "topology",
+    "preflight": "topology", "fetch_data": "github",
 }  # fmt: skip
 """Script -> a flag that its help explains."""
 

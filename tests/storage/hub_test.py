@@ -44,6 +44,16 @@ def test_a_process_reads_one_commit_of_a_name(empty_hub):
     assert hub.located("google/tiny").name == later
 
 
+def test_two_spellings_of_a_name_are_one_commit(empty_hub):
+    """A target `g/two` and a draft `g/two@main` are one model, also if the branch moves between their reads."""
+    first = empty_hub.upload("g/two", MODEL)
+    hub.located("g/two")
+    empty_hub.upload("g/two", MODEL | {"config.json": b"{ }"})
+    assert hub.located("g/two@main").name == hub.located("hf:g/two").name == first
+    names = ["g/two", "g/two@main", "hf:g/two"]
+    assert hub.commits(names) == dict.fromkeys(names, first)
+
+
 def test_revisions_are_pins(empty_hub):
     first = empty_hub.upload("google/tiny", MODEL)
     branch = empty_hub.upload("google/tiny", MODEL | {"config.json": b"{ }"}, branch="bf16")

@@ -259,9 +259,9 @@ def trivia_records(split: str) -> Iterator[Record]:
 
     The `.jsonl` file holds one entry of the published list `Data` per line.
     """
-    path = directory.data_directory() / "triviaqa" / f"{split}.jsonl"
-    if not path.exists():
-        path = directory.require("triviaqa", f"{split}.json")
+    lines = f"{split}.jsonl"
+    fetched = (directory.data_directory() / "triviaqa" / lines).exists()
+    path = directory.require("triviaqa", lines if fetched else f"{split}.json")
     for number, entry in enumerate(_trivia_data(path) if path.suffix == ".json" else json_lines(path)):
         if "Answer" not in entry:
             raise ValueError(

@@ -76,6 +76,7 @@ class ResultStore:
         self.damaged: list[DamagedLine] = []
         self._places: dict[str, int] = {}
         self._file = self._lock = -1
+        self._created = self._created_folder = False
         try:
             self._open()
         except BaseException:
@@ -86,6 +87,7 @@ class ResultStore:
         """Takes the lock, moves damaged lines away, adds a missing last line end, and loads the records."""
         self._place = Path(os.path.realpath(self.path))
         self._lock_path = self._place.with_name(self._place.name + ".lock")
+        self._created, self._created_folder = not self._place.exists(), not self._place.parent.exists()
         self._lock = locks.acquire(self._lock_path, self.path)
         if self._place.exists() and not self._place.is_file():
             raise NotAStoreError(f"{self._place} is not a file that results can be written to: name another output")
@@ -226,13 +228,21 @@ class ResultStore:
         return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:
-        """Closes the file and releases the lock; a second call does nothing."""
+        """Closes the file and releases the lock; a second call does nothing.
+
+        A file that this object created and wrote nothing to is removed, so that a refused command leaves nothing.
+        """
         if self._file >= 0:
+            if self._created and self._size == 0 and not self._changed():
+                self._place.unlink()
             os.close(self._file)
             self._file = -1
         if self._lock >= 0:
             locks.release(self._lock, self._lock_path)
             self._lock = -1
+            if self._created_folder:
+                with contextlib.suppress(OSError):  # it holds files
+                    self._place.parent.rmdir()
 
     def __enter__(self) -> "ResultStore":
         return self

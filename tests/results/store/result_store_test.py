@@ -57,6 +57,25 @@ def test_keys_depend_on_every_part_and_on_nothing_else():
     assert len({point_key(a=1), point_key(a=2), point_key(b=1), point_key(a=1.5), point_key(a="1")}) == 5
 
 
+def test_a_store_that_nothing_was_written_to_is_not_left_behind(path):
+    ResultStore(path).close()
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    path.touch()
+    ResultStore(path).close()  # the file was here before
+    assert path.exists()
+    path.unlink()
+    with ResultStore(path):
+        path.write_text("")  # another program's
+        path.unlink()
+        path.write_text("mine")
+    assert path.read_text() == "mine"
+    path.unlink()
+    with ResultStore(path) as store:
+        store.append(record("a"))
+    assert len(read_records(path)) == 1
+
+
 def test_a_second_writer_is_refused_with_the_store_and_process_named(path):
     said = rf"process {os.getpid()} \(lock .*sweep.jsonl.lock\)"
     with ResultStore(path), pytest.raises(StoreLockedError, match=said):
