@@ -6,12 +6,14 @@
     python -m experiments.fetch_data --to data            into this folder; set SPECCASCADE_DATA to it
 
 Without --to, the folder is that of the variable SPECCASCADE_DATA. fetched.json in it records the SHA-256 of each file
-at the first fetch. Afterwards the command and the tasks refuse a file, and the command a source, with other content.
-Files that the command did not make are kept as they are. The same command continues after an interruption. MBPP, MMLU,
-CommonsenseQA and TriviaQA come from the hub, for which  pip install 'speccascade_jax[hub]'  is needed.
+(unpacked) and the hub's commits at the first fetch. From then on, a file that has changed is refused by this command
+and by the tasks, and so is a source that would give another file. Files that the command did not make are kept as they
+are. The same command continues after an interruption. mbpp, mmlu, commonsenseqa and triviaqa come from the hub
+(pip install 'speccascade_jax[hub]').
 
-The files from GitHub were compared with the rows that this project measures with; the sets on the hub could not be. No
-download over the internet has been tested: the tests use a server on the same machine.
+A file that is called a half holds every second row. The files from GitHub equal, byte for byte, those that this project
+measured with; of wmt22_en_de only the fields that tasks read. The sets on the hub were not compared. The command was
+tested with servers on the same machine only, never over the internet.
 """
 
 from __future__ import annotations

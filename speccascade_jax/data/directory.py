@@ -64,11 +64,11 @@ def recorded(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the record is damaged.
     """
-    path, empty = folder / RECORD, {"sha256": {}, "revisions": {}}
-    contents = json_object(path, "correct or delete it") if path.exists() else {}
-    if not all(isinstance(contents.get(name, {}), dict) for name in empty):
-        raise ValueError(f"{path} is damaged: correct or delete it")
-    return empty | contents
+    path, remedy = folder / RECORD, "correct or delete it"
+    contents = {"sha256": {}, "revisions": {}} | (json_object(path, remedy) if path.exists() else {})
+    if not all(isinstance(contents[name], dict) for name in ("sha256", "revisions")):
+        raise ValueError(f"{path} is damaged: {remedy}")
+    return contents
 
 
 def check_recorded(folder: Path, name: str) -> None:

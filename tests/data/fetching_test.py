@@ -167,10 +167,11 @@ def test_an_interrupted_run_continues(github, tmp_path, monkeypatch, capsys):
     files, run = github
     from speccascade_jax.data import fetching
 
-    real, data = fetching.write_atomically, tmp_path / "data"
+    real, data, writes = fetching.write_atomically, tmp_path / "data", []
 
     def killed(path, content):
-        if path.name != directory.RECORD:
+        writes.append(path)
+        if len(writes) == 2:
             raise KeyboardInterrupt
         real(path, content)
 
@@ -185,6 +186,9 @@ def test_an_interrupted_run_continues(github, tmp_path, monkeypatch, capsys):
     files[f"{public_sources._GSM8K}/train.jsonl"] = lines(QUESTIONS)
     files["asked"].clear()
     assert run("gsm8k") == 0 and len(files["asked"]) == 1
+    assert json.loads((data / directory.RECORD).read_bytes())["sha256"].keys() == {
+        "gsm8k/test_dev_half.jsonl", "gsm8k/train.jsonl.gz",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("content", [b"<html>", b'{"category": "qa"}', b"\n", b"\xff", b"{'a': f()}"])
