@@ -79,9 +79,8 @@ test: $(BIN)/.ready-test  ## set up, lint, and run the tests: all but what the n
 test-laws: $(BIN)/.ready-docs  ## the heavy part: laws by sampling, planted bugs, kills, fuzz, hostile programs; wheel, docs, notebook
 	$(BIN)/python -m pytest -m "laws and not parity" $(IN_PROCESSES)
 
-parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; then the next one
-	$(BIN)/python -m pytest -rs -m parity $(IN_PROCESSES)
-	$(MAKE) --no-print-directory tools
+parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of extras), one device with several; and the next one
+	$(BIN)/python -m pytest -rs -m "parity or tools" $(IN_PROCESSES)
 
 tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised, every --help; many programs in one process
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
