@@ -210,16 +210,26 @@ class _Kernel:
                 num_scalar_prefetch=1,
                 grid=(self.rows, -(-self.slots // self.chunk)),
                 in_specs=[*self._column_specs(len(columns) == 1), self._bias_spec(bias), *[self._cache_spec] * 2],
-                out_specs=[self._token_spec(self._query_width), *[pl.BlockSpec(memory_space=pltpu.HBM)] * len(caches)],
+                out_specs=[self._token_spec(self._query_width), *[pl.BlockSpec(memory_space=pl.ANY)] * len(caches)],
                 scratch_shapes=self._scratch(),
             ),
             out_shape=[output, *caches],
             # The caches are updated in place: only the tiles with new entries are written.
             input_output_aliases={number: 1, number + 1: 2} if self.writes else {},
+            cost_estimate=self._costs(bias, keys.dtype.itemsize),
             interpret=platforms.interpreter(),
             name="decode_attention",
         )(scalars, *inputs, bias, keys, values)
         return results
+
+    def _costs(self, bias: Array, width: int) -> pl.CostEstimate:
+        """Returns the costs of a call: all slots are read, and the tiles that a block may touch are written."""
+        slot = self.rows * 2 * self.heads * self.size * width
+        tiles = min(2, self.slots // LANES) * self.writes
+        tokens = self.rows * self.new * (2 * self._query_width + 2 * self.heads * self.size * self.writes)
+        logits = self.rows * self.new * self.heads * self.groups * self.slots
+        moved = slot * (self.slots + tiles * LANES) + 4 * (tokens + bias.size)
+        return pl.CostEstimate(flops=4 * logits * self.size, transcendentals=logits, bytes_accessed=moved)
 
     @property
     def _query_width(self) -> int:

@@ -77,10 +77,10 @@ class Slots(NamedTuple):
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
-    def fits(self, new: int) -> bool:
-        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`)."""
+    def fits(self, new: int, written: bool = True) -> bool:
+        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`), or only attends."""
         size, slots = self.keys.shape[-2:]
-        return decode_attention.fits(new, self._heads, size, slots, self.keys.dtype)
+        return decode_attention.fits(new, self._heads, size, slots, self.keys.dtype, written)
 
     @property
     def _heads(self) -> int:

@@ -33,9 +33,7 @@ from speccascade_jax.models.layers import (
     KeysValues,
     RMSNorm,
     Slots,
-    attend_fixed,
     cross_keys_values,
-    fixed_fits,
     gated_units,
     in_chunks,
     mean_state,
@@ -43,7 +41,7 @@ from speccascade_jax.models.layers import (
 )
 from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, local, shards, under
-from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
+from speccascade_jax.models.stacks import STACK, in_order, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.models.t5_config import T5Config
 
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
@@ -187,9 +185,9 @@ class Attention(nn.Module):
         mixed, written = slots.attend(columns, bias, **self._kernel_sizes)
         return self.out(mixed), written
 
-    def to_fixed(self, x: Array, keys_values: KeysValues, bias: Array) -> Array:
+    def to_fixed(self, x: Array, fixed: Slots, bias: Array) -> Array:
         """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it."""
-        return self.out(attend_fixed((self.query(x, wide=True),), keys_values, bias, **self._kernel_sizes))
+        return self.out(fixed.attend((self.query(x, wide=True),), bias, **self._kernel_sizes)[0])
 
     @property
     def _kernel_sizes(self) -> dict[str, int]:
@@ -304,7 +302,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Array,
         bias: Array | BiasOf,
-        cross: KeysValues | Array,
+        cross: Slots | Array,
         cross_bias: Array,
         slots: Slots | None,
         deterministic: bool,
@@ -312,7 +310,7 @@ class DecoderLayer(nn.Module):
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
         `bias` `[B or 1, H, T, S]` includes the mask, or is the function that makes it from the layer's own table.
-        `cross` is the keys and values of the cross-attention or, without a cache, the encoder's output `[B, N, E]`.
+        `cross` holds the cross-attention's keys and values or, without a cache, is the encoder's output `[B, N, E]`.
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
         its slots. The result then has those of the whole cache (`Slots.write`).
         """
@@ -337,12 +335,15 @@ class DecoderLayer(nn.Module):
             attended = slots.attended(written)
         return self.self_attention(queries, attended, (bias,), deterministic), written
 
-    def _to_encoder(self, x: Array, cross: KeysValues | Array, bias: Array, deterministic: bool) -> Array:
+    def _to_encoder(self, x: Array, cross: Slots | Array, bias: Array, deterministic: bool) -> Array:
         """Returns the cross-attention's output."""
         attention = self.encoder_decoder_attention
-        if isinstance(cross, tuple) and fixed_fits(x, cross):
-            return attention.to_fixed(x, cross, bias)
-        keys_values = cross if isinstance(cross, tuple) else attention.keys_values(cross)
+        if isinstance(cross, Slots):
+            if cross.fits(x.shape[1], written=False):
+                return attention.to_fixed(x, cross, bias)
+            keys_values = cross.attended((cross.keys, cross.values))
+        else:
+            keys_values = attention.keys_values(cross)
         return attention(attention.queries(x), keys_values, (bias,), deterministic)
 
 
@@ -561,7 +562,7 @@ class Decoder(nn.Module):
         attended = []
         for i, layer in enumerate(self.layers):
             slots = None if cache is None else Slots(cache.keys[i], cache.values[i], cache.length)
-            source = cross[i] if isinstance(cross, tuple) else cross
+            source = Slots(cross[i][0], cross[i][1], cache.length) if cache is not None else cross
             y, keys_values = layer(x, bias, source, cross_bias, slots, deterministic)
             x = y if deterministic else self._sometimes(i, x, y)
             # The states are stored before the last norm, because an early exit applies the last norm itself
@@ -581,7 +582,8 @@ class Decoder(nn.Module):
         def body(carry: Any, params: Params, _: int, number: Any) -> tuple[Any, Array | None]:
             x, caches = carry
             slots = None if cache is None else Slots(caches[0][0], caches[0][1], cache.length, layer=number)
-            source, rngs = layer_at(cross[0], number) if isinstance(cross, tuple) else cross, _dropout_of(key, number)
+            source = cross if cache is None else Slots(cross[0][0], cross[0][1], cache.length, layer=number)
+            rngs = _dropout_of(key, number)
             y, written = layer.apply({"params": params}, x, bias, source, cross_bias, slots, deterministic, rngs=rngs)
             x = y if deterministic else self._sometimes(number, x, y, rngs.get("dropout"))
             return (x, (written,) if caches else ()), x if recorded else None

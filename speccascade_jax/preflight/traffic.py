@@ -8,6 +8,8 @@ that fills only a part of a tile reads this tile first.
 
 from __future__ import annotations
 
+import re
+
 from speccascade_jax.preflight.hlo import Array, Computation, Instruction, Module
 
 HBM = 0
@@ -15,6 +17,8 @@ _SEMAPHORES = 2
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 _VIEWS = ("bitcast", "get-tuple-element", "reshape-bitcast")
 _PARTS = ("slice", "dynamic-slice", "gather")
+_STATED = re.compile(r'"bytes_accessed":"?(\d+)')
+"""Bytes that a kernel says it moves (`pl.CostEstimate`)."""
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcode of an update in place -> the operand that holds the new values."""
 
@@ -55,7 +59,10 @@ def sent(instruction: Instruction) -> int:
 
 def hbm_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     """Returns the bytes that one execution of an instruction reads from HBM and writes to HBM."""
-    return _read(module, computation, instruction) + _written(module, computation, instruction)
+    moved = _read(module, computation, instruction) + _written(module, computation, instruction)
+    stated = _STATED.search(instruction.attributes) if instruction.target == "tpu_custom_call" else None
+    # A kernel says how much it moves of arrays that it reads and writes in part. What lies in VMEM is not in `moved`.
+    return moved if stated is None else min(moved, int(stated[1]))
 
 
 def _read(module: Module, computation: Computation, instruction: Instruction) -> int:
