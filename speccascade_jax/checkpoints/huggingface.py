@@ -257,7 +257,7 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
     for name, shape in expected_shapes(config).items():
         module, leaf = name.rsplit("/", 1)
         source = translate(module, names)
-        if not source.endswith("_scalar"):
+        if not source.endswith(("_scalar", ".scale", "_scale")):
             source += ".bias" if leaf == "bias" else ".weight"
         source = root + source.removeprefix("model.") if source.startswith("model.") else source
         source = _copy_of(_head(tensors) if source == _HEAD else source, config, entries, tensors)
@@ -372,6 +372,15 @@ GEMMA4 = _GEMMA2 | {
     "decoder/layers_{i}/layer_input_out": "model.layers.{i}.per_layer_projection",
     "decoder/layers_{i}/post_layer_input_layer_norm": "model.layers.{i}.post_per_layer_input_norm",
     "decoder/layers_{i}/output": "model.layers.{i}.layer_scalar",
+    "decoder/layers_{i}/post_dense_layer_norm": "model.layers.{i}.post_feedforward_layernorm_1",
+    "decoder/layers_{i}/pre_mixture_layer_norm": "model.layers.{i}.pre_feedforward_layernorm_2",
+    "decoder/layers_{i}/post_mixture_layer_norm": "model.layers.{i}.post_feedforward_layernorm_2",
+    "decoder/layers_{i}/mixture/router": "model.layers.{i}.router.proj",
+    "decoder/layers_{i}/mixture/router/norm": "model.layers.{i}.router.scale",
+    "decoder/layers_{i}/mixture/factors": "model.layers.{i}.router.per_expert_scale",
+    "decoder/layers_{i}/mixture/experts/wi_0": "model.layers.{i}.experts.gate_proj",
+    "decoder/layers_{i}/mixture/experts/wi_1": "model.layers.{i}.experts.up_proj",
+    "decoder/layers_{i}/mixture/experts/wo": "model.layers.{i}.experts.down_proj",
 }
 _NAMES = {
     "t5": _T5, "mt5": _T5, "umt5": _UMT5,

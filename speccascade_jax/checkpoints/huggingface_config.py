@@ -353,8 +353,17 @@ def _gemma4_text(record: Record) -> DecoderConfig:
         keys_as_values=record.flag("attention_k_eq_v", False), kv_layers=layers - shared if shared else None,
         shared_d_ff=2 * record.size("intermediate_size") if wide else None,
         layer_input=record.size("hidden_size_per_layer_input") if width else None,
-        rope=_ropes_by_kind(record), **_global_heads(record, kinds),
+        rope=_ropes_by_kind(record), **_global_heads(record, kinds), **_gemma4_experts(record),
     )  # fmt: skip
+
+
+def _gemma4_experts(record: Record) -> dict[str, Any]:
+    """Returns the options of Gemma 4's layers of experts; an empty dictionary if the model has none."""
+    if not record.flag("enable_moe_block", False):
+        return {}
+    counts = {"num_experts": record.size("num_experts"), "experts_per_token": record.size("top_k_experts")}
+    units = {"expert_d_ff": record.size("moe_intermediate_size")}
+    return counts | units | {"norm_expert_weights": True, "parallel_experts": True}
 
 
 def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
@@ -563,9 +572,8 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
     "gemma3": {},
     # Text attends to earlier text only, even where images attend in both directions.
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), {
-        **_GEMMA, "use_bidirectional_attention": (None, "vision"), "enable_moe_block": (False,),
-    }),
+    "gemma4_text": _GEMMA | {"use_bidirectional_attention": (None, "vision")},
+    "gemma4_unified_text": _GEMMA | {"use_bidirectional_attention": (None, "vision"), "enable_moe_block": (False,)},
     "gemma4": {}, "gemma4_unified": {},
 }  # fmt: skip
 """`model_type` -> name of an entry -> its supported values. The first value is the default of an absent entry."""

@@ -86,6 +86,8 @@ class DecoderConfig:
         experts_per_token: number of experts that each token chooses; expert_d_ff: number of hidden units of an expert.
         norm_expert_weights: whether the weights of a token's experts are divided by their sum (Qwen 3, Mixtral).
         dense_layers: numbers of the layers whose feed-forward is dense although there are experts, from 0.
+        parallel_experts: whether layers of experts also have a dense feed-forward, whose output is added to that of the
+            experts; the router then has a norm, and each expert a stored factor (Gemma 4).
         rope_share: share of the coordinate pairs that rotate in layers that are not local, the first ones; their
             frequencies are those of a whole head (Gemma 4).
         qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3); value_norm:
@@ -162,6 +164,7 @@ class DecoderConfig:
     shared_d_ff: int | None = field(default=None, repr=False, metadata=LATER)
     layer_input: int | None = field(default=None, repr=False, metadata=LATER)
     output_scale: bool = field(default=False, repr=False, metadata=LATER)
+    parallel_experts: bool = field(default=False, repr=False, metadata=LATER)
 
     def __repr__(self) -> str:
         # Fingerprints hash this text, so it must not change for existing models.
@@ -212,6 +215,8 @@ class DecoderConfig:
 
     def _check_experts(self) -> None:
         if not self.num_experts:
+            if self.parallel_experts:
+                raise ValueError("parallel_experts is True, but num_experts is 0: give the number of experts")
             return
         if not 0 < self.experts_per_token <= self.num_experts:
             raise ValueError(
@@ -257,6 +262,10 @@ class DecoderConfig:
     def sparse(self) -> tuple[bool, ...]:
         """Whether each layer's feed-forward is a mixture of experts."""
         return tuple(self.num_experts > 0 and i not in self.dense_layers for i in range(self.num_layers))
+
+    def parallel(self, number: int) -> bool:
+        """Returns whether a layer has a mixture of experts beside a dense feed-forward."""
+        return self.parallel_experts and self.sparse[number]
 
     @property
     def alike(self) -> bool:
@@ -374,6 +383,7 @@ def _layer_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
     layer, parts = c.layer(number), ("self_attention", *(("cross_attention",) if c.encoder else ()), "mlp")
     norms = [f"{time}_{part}" for time in (("pre", "post") if c.post_norms else ("pre",)) for part in parts]
     norms += ["post_layer_input"] if c.layer_input else []
+    norms += ["post_dense", "pre_mixture", "post_mixture"] if c.parallel(number) else []
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
     shapes |= _attention_shapes(c, layer, "self_attention", c.d_model)
     if c.encoder is not None:
@@ -387,14 +397,22 @@ def _layer_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
-    if not c.sparse[number]:
-        units = c.layer(number).d_ff
-        inward: dict[str, tuple[int, ...]] = {f"mlp/{name}/kernel": (c.d_model, units) for name in ("wi_0", "wi_1")}
-        return inward | {"mlp/wo/kernel": (units, c.d_model)}
-    shapes: dict[str, tuple[int, ...]] = {"mlp/router/weight": (c.d_model, c.num_experts)}
+    if c.sparse[number] and not c.parallel(number):
+        return _mixture_shapes(c, "mlp")
+    units = c.layer(number).d_ff
+    shapes: dict[str, tuple[int, ...]] = {f"mlp/{name}/kernel": (c.d_model, units) for name in ("wi_0", "wi_1")}
+    shapes |= {"mlp/wo/kernel": (units, c.d_model)}
+    if not c.parallel(number):
+        return shapes
+    shapes |= {"mixture/router/norm/scale": (c.d_model,), "mixture/factors/scale": (c.num_experts,)}
+    return shapes | _mixture_shapes(c, "mixture")
+
+
+def _mixture_shapes(c: DecoderConfig, part: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{part}/router/weight": (c.d_model, c.num_experts)}
     inward_of_each = (c.num_experts, c.d_model, c.expert_d_ff)
-    shapes |= {f"mlp/experts/{name}/kernel": inward_of_each for name in ("wi_0", "wi_1")}
-    return shapes | {"mlp/experts/wo/kernel": (c.num_experts, c.expert_d_ff, c.d_model)}
+    shapes |= {f"{part}/experts/{name}/kernel": inward_of_each for name in ("wi_0", "wi_1")}
+    return shapes | {f"{part}/experts/wo/kernel": (c.num_experts, c.expert_d_ff, c.d_model)}
 
 
 def _attention_shapes(c: DecoderConfig, layer: LayerSizes, part: str, source: int) -> dict[str, tuple[int, ...]]:

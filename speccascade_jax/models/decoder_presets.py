@@ -83,6 +83,11 @@ def _gemma4(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **
 
 # The small sizes: each layer reads an embedding of its own, and the last layers share keys and values.
 _GEMMA4_SMALL = {"layer_input": 256, "max_length": 131_072}
+_GEMMA4_EXPERTS = {
+    "num_experts": 128, "experts_per_token": 8, "expert_d_ff": 704, "norm_expert_weights": True,
+    "parallel_experts": True,
+}  # fmt: skip
+"""The size with a mixture of experts beside each dense feed-forward."""
 
 
 def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> DecoderConfig:
@@ -117,7 +122,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "gemma3_4b": _gemma3(34, 2560, 8, 4, 10240, 1024, **_GEMMA3_LARGE),
     "gemma3_12b": _gemma3(48, 3840, 16, 8, 15360, 1024, **_GEMMA3_LARGE),
     "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 1024, **_GEMMA3_LARGE, head_dim=128, query_scale=168**-0.5),
-    # The config.json files of google/gemma-4-E2B, -E4B, -12B and -31B, as tests of public readers quote them.
+    # The config.json files of google/gemma-4-E2B, -E4B, -12B, -26B-A4B and -31B, as public readers quote them.
     "gemma4_e2b": _gemma4(
         35,
         1536,
@@ -132,6 +137,7 @@ PRESETS: dict[str, DecoderConfig] = {
     ),
     "gemma4_e4b": _gemma4(42, 2560, 8, 2, 10240, 512, **_GEMMA4_SMALL, kv_layers=24),
     "gemma4_12b": _gemma4(48, 3840, 16, 8, 15360, 1024, global_kv_heads=1, keys_as_values=True),
+    "gemma4_26b_a4b": _gemma4(30, 2816, 16, 8, 2112, 1024, global_kv_heads=2, keys_as_values=True, **_GEMMA4_EXPERTS),
     "gemma4_31b": _gemma4(60, 5376, 32, 16, 21504, 1024, global_kv_heads=4, keys_as_values=True),
     "llama2_7b": _llama(32, 4096, 32, 32, 11008, 32_000),
     "llama2_13b": _llama(40, 5120, 40, 40, 13824, 32_000),

@@ -369,7 +369,8 @@ class DecoderLayer(nn.Module):
     """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
 
     If the model has an encoder, cross-attention comes between attention and feed-forward. In Gemma 4's small sizes, a
-    gated product with the layer's own input follows (`LayerInputs`).
+    gated product with the layer's own input follows (`LayerInputs`). Its size with experts has both a dense feed-forward
+    and experts, which read the same state, each with norms before and after it.
     """
 
     config: DecoderConfig
@@ -380,6 +381,11 @@ class DecoderLayer(nn.Module):
         """Whether the feed-forward is a mixture of experts."""
         return self.config.sparse[self.number]
 
+    @property
+    def parallel(self) -> bool:
+        """Whether a mixture of experts is beside a dense feed-forward."""
+        return self.config.parallel(self.number)
+
     def setup(self) -> None:
         """Creates the parts that the configuration asks for."""
         c = self.config
@@ -387,7 +393,10 @@ class DecoderLayer(nn.Module):
         if c.post_norms:
             self.post_self_attention_layer_norm, self.post_mlp_layer_norm = norm(c), norm(c)
         self.self_attention = Attention(c, self.number)
-        self.mlp = MixtureOfExperts(c) if self.sparse else FeedForward(c, self.number)
+        self.mlp = MixtureOfExperts(c) if self.sparse and not self.parallel else FeedForward(c, self.number)
+        if self.parallel:
+            self.mixture, self.post_dense_layer_norm = MixtureOfExperts(c), norm(c)
+            self.pre_mixture_layer_norm, self.post_mixture_layer_norm = norm(c), norm(c)
         if c.encoder is not None:
             self.encoder_decoder_attention, self.pre_cross_attention_layer_norm = Attention(c), norm(c)
             if c.post_norms:
@@ -428,6 +437,10 @@ class DecoderLayer(nn.Module):
             y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
             x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
+        if self.parallel:
+            # The router reads the state itself, because it has a norm of its own.
+            mixed = self.mixture(self.pre_mixture_layer_norm(x), fixed, state=x)
+            y = self.post_dense_layer_norm(y) + self.post_mixture_layer_norm(mixed)
         x = x + (self.post_mlp_layer_norm(y) if c.post_norms else y)
         if c.layer_input:
             y = self.layer_input_out(activation(c)(self.layer_input_gate(x)) * beside.layer_input)

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array, Packed, Params, is_packed
 from speccascade_jax.models.decoder_config import DecoderConfig
+from speccascade_jax.models.layers import RMSNorm
 from speccascade_jax.models.products import by_xla, multiply, parameter
 from speccascade_jax.models.sharding import P, gathered, local, summed
 from speccascade_jax.runtime.mesh import DATA, MODEL
@@ -39,6 +40,8 @@ BLOCK = 128
 """Number of tokens in a block of tokens that chose the same expert, if there are more than `FEW` tokens."""
 EXPERTS = "experts"
 """Name of the kernels of a layer's experts, `mlp/experts/wo/kernel` `[X, F, E]`."""
+MIXTURE = "mixture"
+"""Name of a layer's mixture of experts if its `mlp` is a dense feed-forward (`DecoderConfig.parallel`)."""
 
 Kernels = tuple[Any, ...]
 """The kernels of a layer's experts, `[X, …]` each: `wi_01` and `wo`, or `wi_0`, `wi_1` and `wo`."""
@@ -57,12 +60,13 @@ class InStack(NamedTuple):
 
 def in_place(params: Params, stack: Params, layer: Any) -> Params:
     """Returns the parameters of a layer with its experts' kernels replaced by their places in `stack`."""
-    kernels = jax.tree.map(lambda kernel: InStack(kernel, jnp.asarray(layer, jnp.int32)), stack["mlp"][EXPERTS])
-    return {**params, "mlp": {**params["mlp"], EXPERTS: kernels}}
+    part = MIXTURE if MIXTURE in stack else "mlp"
+    kernels = jax.tree.map(lambda kernel: InStack(kernel, jnp.asarray(layer, jnp.int32)), stack[part][EXPERTS])
+    return {**params, part: {**params[part], EXPERTS: kernels}}
 
 
 class Router(nn.Module):
-    """Linear layer whose softmax gives the probability of each expert."""
+    """Linear layer, in Gemma 4 with a norm before it, whose softmax gives the probability of each expert."""
 
     config: DecoderConfig
 
@@ -70,6 +74,9 @@ class Router(nn.Module):
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Returns the weights float32 and the numbers int32 of the experts that each token chose, `[B, T, k]`."""
         c = self.config
+        if c.parallel_experts:
+            # The factor undoes the growth of the logits with the width.
+            x = RMSNorm(c.norm_epsilon, c.dtype, c.norm_offset, name="norm")(x) * jnp.asarray(c.d_model**-0.5, x.dtype)
         # The parameter is not called "kernel", because kernels may be stored in 8 bits, which would change the choice.
         weight = self.param("weight", nn.initializers.lecun_normal(), (c.d_model, c.num_experts))
         weight = gathered(weight, c.dtype, self.path, "weight")
@@ -256,6 +263,19 @@ def _product(rows: Array, kernel: Array | Packed, dtype: str) -> Array:
     return by_xla(rows, kernel) if isinstance(kernel, Packed) else multiply(rows, kernel, dtype)
 
 
+class Factors(nn.Module):
+    """Stored factors of the experts' outputs, one for each expert."""
+
+    experts: int
+
+    @nn.compact
+    def __call__(self, weights: Array, chosen: Array) -> Array:
+        """Returns the weights float32 `[B, T, k]` times the factors of the chosen experts."""
+        # Routers divide weights by their sum, so the factors come after that: their sum need not be 1.
+        scale = self.param("scale", nn.initializers.ones_init(), (self.experts,))
+        return weights * scale.astype(jnp.float32)[chosen]
+
+
 class MixtureOfExperts(nn.Module):
     """Feed-forward in which a router chooses `experts_per_token` of `num_experts` experts for every token."""
 
@@ -264,7 +284,18 @@ class MixtureOfExperts(nn.Module):
     def setup(self) -> None:
         """Creates the router and the experts."""
         self.router, self.experts = Router(self.config), Experts(self.config)
+        if self.config.parallel_experts:
+            self.factors = Factors(self.config.num_experts)
 
-    def __call__(self, x: Array, fixed: bool = False) -> Array:
-        """Returns the layer's output for `x`, both `[B, T, E]`; `fixed`: whether no gradients are needed."""
-        return self.experts(x, *self.router(x), fixed)
+    def __call__(self, x: Array, fixed: bool = False, state: Array | None = None) -> Array:
+        """Returns the layer's output for `x`, both `[B, T, E]`.
+
+        Args:
+            x: the experts' input.
+            fixed: whether no gradients are needed.
+            state: the router's input; `None`: that of the experts.
+        """
+        weights, chosen = self.router(x if state is None else state)
+        if self.config.parallel_experts:
+            weights = self.factors(weights, chosen)
+        return self.experts(x, weights, chosen, fixed)

@@ -91,10 +91,12 @@ def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
 
 def _feed_forward(c: DecoderConfig, number: int) -> int:
     """Returns the operations of a layer's feed-forward, per token."""
+    dense = 6 * c.d_model * c.layer(number).d_ff  # gate, up and down
     if not c.sparse[number]:
-        return 6 * c.d_model * c.layer(number).d_ff  # gate, up and down
+        return dense
     # A layer with experts has a router, and a token uses only the experts that it chooses.
-    return 2 * c.d_model * (c.num_experts + 3 * c.expert_d_ff * c.experts_per_token)
+    experts = 2 * c.d_model * (c.num_experts + 3 * c.expert_d_ff * c.experts_per_token)
+    return experts + dense if c.parallel(number) else experts
 
 
 def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed: np.ndarray) -> np.ndarray:

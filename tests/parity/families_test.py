@@ -34,7 +34,7 @@ WAYS = {
 CASES = [
     ("qwen3", "block of 12"), ("qwen3_moe", "joint"), ("gemma3", "block of 5"),
     ("gemma1", "block of 1"), ("mistral", "tree"), ("smollm3", "exit"),
-    ("gemma4, small", "tree"), ("gemma4, small", "exit"),
+    ("gemma4, small", "tree"), ("gemma4, small", "exit"), ("gemma4, experts", "block of 5"),
 ]  # fmt: skip
 SHALLOW = {
     "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
@@ -46,6 +46,7 @@ SHALLOW = {
     # the draft, the first layer, is dense
     "qwen3_moe": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
     "gemma4": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4, experts": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
     **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral", "mixtral")},
 }
@@ -81,7 +82,7 @@ def test_logits_equal_transformers(kind, tmp_path):
         return
     # Root mean square errors: 2% of the deviation, or what rounding to 16 bits costs transformers (1.4 to 2.5% here).
     # After rounding, a few tokens choose other experts and get other logits, so experts are judged by the median token.
-    middle = np.median if kind in ("qwen3_moe", "mixtral") else np.mean
+    middle = np.median if kind in ("qwen3_moe", "mixtral", "gemma4, experts") else np.mean
     error, their_error = (
         np.sqrt(middle(np.mean((half - wanted) ** 2, axis=-1)))
         for half in (ours(dtype="bfloat16"), reference(torch.bfloat16))

@@ -4,6 +4,7 @@ Before a comparison, weights pass through all conversions: transformers' safeten
 parameters.
 """
 
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,6 +62,7 @@ GEMMA4_SMALL = GEMMA4 | {
     "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 99,
     "hidden_size_per_layer_input": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
 }  # fmt: skip
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
 VISION4 = {"model_type": "gemma4_vision", "patch_size": 4, "position_embedding_size": 8, "num_key_value_heads": 2}
 NEWER = {
     "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
@@ -75,6 +77,7 @@ NEWER = {
     "gemma4, unified": ("Gemma4Unified", GEMMA4 | {"num_hidden_layers": 2}),
     "gemma4, small": ("Gemma4", GEMMA4_SMALL),
     "gemma4, small, images": ("Gemma4", GEMMA4_SMALL),
+    "gemma4, experts": ("Gemma4", GEMMA4 | GEMMA4_EXPERTS),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
 }
 """Families that `tests/parity/families_test.py` compares."""
@@ -100,14 +103,15 @@ def their_decoder(kind: str, gain: float = 1.5, **more: Any):
     with torch.no_grad():
         scalars = [(name, scalar) for name, scalar in model.named_buffers() if name.endswith("layer_scalar")]
         for name, weight in (*model.named_parameters(), *scalars):
-            if name.endswith(("norm.weight", "layernorm.weight", "scalar")):
+            if re.search(r"norm(_[12])?\.weight$|scal(ar|e)$", name):
                 weight.add_(0.2 * torch.randn_like(weight))
                 # Gemma 4 has no factor of queries, and scales of 1 would make it sensitive to rounding.
                 if family.startswith("Gemma4"):
                     weight.mul_(0.15 if "q_norm" in name else 0.25 if "post_" in name else 1.0)
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
-                size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else gain
+                # Gemma 4's router divides its input by √E, and flat probabilities would hide a mistake in weights.
+                size = 1.0 if name.endswith("bias") else 0.3 if "embed" in name else 8.0 if "router" in name else gain
                 weight.copy_(torch.randn_like(weight) * size * weight.shape[-1] ** -0.5)
     return model
 
