@@ -62,7 +62,10 @@ GEMMA4_SMALL = GEMMA4 | {
     "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 99,
     "hidden_size_per_layer_input": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
 }  # fmt: skip
-GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
+GEMMA4_EXPERTS = GEMMA4 | {
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True,
+    "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16,
+}  # fmt: skip
 VISION4 = {"model_type": "gemma4_vision", "patch_size": 4, "position_embedding_size": 8, "num_key_value_heads": 2}
 NEWER = {
     "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}),
@@ -77,7 +80,7 @@ NEWER = {
     "gemma4, unified": ("Gemma4Unified", GEMMA4 | {"num_hidden_layers": 2}),
     "gemma4, small": ("Gemma4", GEMMA4_SMALL),
     "gemma4, small, images": ("Gemma4", GEMMA4_SMALL),
-    "gemma4, experts": ("Gemma4", GEMMA4 | GEMMA4_EXPERTS),
+    "gemma4, experts": ("Gemma4", GEMMA4_EXPERTS),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
 }
 """Families that `tests/parity/families_test.py` compares."""
@@ -87,8 +90,11 @@ T5S = {
 }
 
 
-def their_decoder(kind: str, gain: float = 1.5, **more: Any):
-    """Returns a random model of transformers with weights that are large enough to reveal a mistake."""
+def their_decoder(kind: str, gain: float = 1.5, post: float = 0.25, **more: Any):
+    """Returns a random model of transformers with weights that are large enough to reveal a mistake.
+
+    `post` is the scale of Gemma 4's norms after each block: with a small one, few layers repeat the last token.
+    """
     family, options = (DECODERS | NEWER)[kind]
     name = f"{family}{'Text' * family.startswith(('Gemma3', 'Gemma4'))}Config"
     config, purpose = getattr(transformers, name)(**SIZES | options | more), "CausalLM"
@@ -107,7 +113,7 @@ def their_decoder(kind: str, gain: float = 1.5, **more: Any):
                 weight.add_(0.2 * torch.randn_like(weight))
                 # Gemma 4 has no factor of queries, and scales of 1 would make it sensitive to rounding.
                 if family.startswith("Gemma4"):
-                    weight.mul_(0.15 if "q_norm" in name else 0.25 if "post_" in name else 1.0)
+                    weight.mul_(0.15 if "q_norm" in name else post if "post_" in name else 1.0)
             else:
                 # A small embedding: otherwise a tied model would only repeat its last token.
                 # Gemma 4's router divides its input by √E, and flat probabilities would hide a mistake in weights.
