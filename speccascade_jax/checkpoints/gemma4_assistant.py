@@ -65,6 +65,7 @@ def _config(record: Record) -> AssistantConfig:
     text = record.inner("text_config", kind)
     layers = text.layers("num_hidden_layers")
     text.only(_SHARED, (layers, 0), layers)
+    text.only("enable_moe_block", (False,), False)
     # All layers share keys and values, which no configuration of a model with a cache allows.
     base: Any = read_config(record.file, {**text.entries, _SHARED: 0})
     if base.layer_input is not None:

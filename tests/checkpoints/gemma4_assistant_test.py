@@ -68,6 +68,7 @@ def test_ids_stay_whole_numbers_in_every_saved_dtype(tmp_path):
     ((), {"num_centroids": 5}, "num_centroids is 5, but must divide the 97 entries"),
     ((), {"centroid_intermediate_top_k": 98}, "active_centroids is 98: give a number from 1 to 97"),
     ((), {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma4_text'"),
+    ({"enable_moe_block": True}, {}, "text_config.enable_moe_block is True, but only False"),
     ({"num_kv_shared_layers": 1}, {}, "num_kv_shared_layers is 1, but only 2 or 0"),
     ({"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 97}, {}, "size_per_layer_input is 6: give 0"),
 ])  # fmt: skip

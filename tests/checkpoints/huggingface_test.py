@@ -21,6 +21,7 @@ from tests.support import damage, memory
 from tests.support import huggingface_files as hf
 from tests.support.checkpoint_arrays import flat, same
 
+MOE = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
 GATE = "model.layers.2.mlp.gate_proj.weight"
 
 
@@ -400,7 +401,11 @@ def test_t5_vocabulary_is_padded(tmp_path):
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         "rope_parameters.sliding_attention is scaled",
     ),
-    ("gemma4", {"enable_moe_block": True}, "enable_moe_block is True, but only False"),
+    ("gemma4", {"enable_moe_block": "yes"}, "enable_moe_block is 'yes': give true or false"),
+    ("gemma4", {"enable_moe_block": True}, "num_experts is None: give a whole number of at least 1"),
+    ("gemma4", MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size is 0: give a whole number of at least 1"),
+    ("gemma4", MOE | {"top_k_experts": 9}, "experts_per_token is 9: give a number from 1 to num_experts=8"),
+    ("gemma4", MOE | {"model_type": "gemma4_unified_text"}, "enable_moe_block is True, but only False"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', but only None or "),
     ("gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4: give a number from 0 to 3"),
     ("gemma4", {"num_kv_shared_layers": 3}, "kv_layers is 1, but no layer before it is 'global'"),

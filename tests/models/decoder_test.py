@@ -40,8 +40,9 @@ CONFIGS = {name: tiny(name) for name in KINDS} | {
     "experts": dataclasses.replace(tiny("qwen3_30b_a3b"), dense_layers=(0,)),
     # scores as small as those of trained norms of queries, because sharp ones amplify rounding
     "shared": dataclasses.replace(tiny_decoders.SHARED, query_scale=12**-0.5),
+    "parallel": dataclasses.replace(tiny_decoders.PARALLEL, query_scale=12**-0.5),
 }
-NAMED = (*KINDS, "gemma2_27b", "qwen3_30b_a3b")
+NAMED = (*KINDS, "gemma2_27b", "qwen3_30b_a3b", "gemma4_26b_a4b")
 
 
 @pytest.mark.parametrize("config", [*map(tiny, NAMED), tiny_decoders.SHARED])
@@ -118,6 +119,10 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     },
     "gemma4_e4b": {"window": 512, "max_length": 131_072, "num_caches": 24, "shared_d_ff": None, "layer_input": 256},
     "gemma4_12b": {"global_kv_heads": 1, "keys_as_values": True, "num_caches": 48, "layer_input": None},
+    "gemma4_26b_a4b": {
+        "global_kv_heads": 2, "keys_as_values": True, "num_caches": 30, "layer_input": None, "num_experts": 128,
+        "experts_per_token": 8, "expert_d_ff": 704, "norm_expert_weights": True, "parallel_experts": True,
+    },
     "gemma4_31b": {"global_kv_heads": 4, "keys_as_values": True, "num_caches": 60, "layer_input": None},
     **{f"qwen3_{size}": {"tied": True} for size in ("0.6b", "1.7b", "4b")},
 }
@@ -132,6 +137,7 @@ SIZES = {
     "gemma4_e2b": (4_628_569_379, 8, 1, 256, 6144, 1.0, 39.1918358845),
     "gemma4_e4b": (7_463_013_418, 8, 2, 256, 10240, 1.0, 50.5964425627),
     "gemma4_12b": (11_907_350_320, 16, 8, 256, 15360, 1.0, 61.9677335393),
+    "gemma4_26b_a4b": (25_233_141_790, 16, 8, 256, 2112, 1.0, 53.0659966457),
     "gemma4_31b": (30_697_345_340, 32, 16, 256, 21504, 1.0, 73.3212111193),
     "mistral0.1_7b": (7_241_732_096, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "mistral0.3_7b": (7_248_023_552, 32, 8, 128, 14336, 0.0883883476, 1.0),

@@ -42,6 +42,24 @@ def test_every_way_gives_each_tokens_sum(x, fixed):
     np.testing.assert_allclose(mixed(PARAMS, x, fixed), by_token(PARAMS, x), atol=2e-5)
 
 
+def test_gemma_4_routes_by_a_norm_of_another_state_and_multiplies_normed_weights_by_factors():
+    """The experts' norm afterwards hides a common factor of all weights from the model's logits."""
+    config = dataclasses.replace(CONFIG, parallel_experts=True, activation="gelu")
+    shapes = jax.eval_shape(MixtureOfExperts(config).init, jax.random.key(0), FEW)["params"]
+    params = jax.tree.map(lambda leaf: RNG.normal(size=leaf.shape).astype(np.float32) / 2, shapes)
+    state, router = RNG.normal(size=FEW.shape).astype(np.float32) * 3, params["router"]
+    normed = state / np.sqrt((state**2).mean(-1, keepdims=True) + config.norm_epsilon) * router["norm"]["scale"] / 4
+    logits = normed @ router["weight"]
+    chosen = np.argsort(-logits, -1)[..., :3]
+    weights = np.exp(np.take_along_axis(logits, chosen, -1))
+    weights *= params["factors"]["scale"][chosen] / weights.sum(-1, keepdims=True)
+    output = jax.jit(MixtureOfExperts(config).apply, static_argnums=2)({"params": params}, FEW, True, state)
+    run = jax.jit(Experts(config).apply, static_argnums=4)
+    expected = run({"params": params["experts"]}, FEW, weights, chosen, True)
+    np.testing.assert_allclose(output, expected, atol=2e-5)
+    assert np.abs(output).max() > 0.1
+
+
 @pytest.mark.parametrize("x", [FEW, MANY], ids=["few", "many"])
 def test_no_expert_has_a_capacity(x):
     """All tokens choose the same experts, which fills several blocks of each and leaves the others unused."""
@@ -88,9 +106,10 @@ def test_experts_of_8_bits_have_a_scale_per_column_of_each_expert():
         np.testing.assert_allclose(mixed(packed, x, True), mixed(plain, x, True), atol=2e-5)
 
 
-def test_a_scan_reads_the_chosen_experts_in_place():
+@pytest.mark.parametrize(("parallel", "part"), [(False, "mlp"), (True, "mixture")])
+def test_a_scan_reads_the_chosen_experts_in_place(parallel, part):
     """A slice of a layer's experts would be a copy of all of them at every call."""
-    config = dataclasses.replace(CONFIG, expert_d_ff=4096, num_layers=3, scan_layers=True)
+    config = dataclasses.replace(CONFIG, expert_d_ff=4096, num_layers=3, scan_layers=True, parallel_experts=parallel)
     model = DecoderLM(config)
     params = memory_estimate.abstract(model)
     prompt = Prompt(jnp.ones((2, 9), jnp.int32), jnp.array([9, 3]))
@@ -98,7 +117,7 @@ def test_a_scan_reads_the_chosen_experts_in_place():
     def run(params):
         return model.extend(params, model.prefill(params, prompt, 20, 3), jnp.ones((2, 4), jnp.int32))[0].logits
 
-    layer = sum(leaf.size for leaf in jax.tree.leaves(params["decoder"]["layers"]["mlp"])) * 4 / 3
+    layer = sum(leaf.size for leaf in jax.tree.leaves(params["decoder"]["layers"][part])) * 4 / 3
     assert jax.jit(run).lower(params).compile().memory_analysis().temp_size_in_bytes < layer / 2
 
 
@@ -112,6 +131,8 @@ def test_a_call_reads_the_experts_that_its_tokens_choose():
     assert read == pytest.approx([8 * expert * (1 - (5 / 8) ** tokens) for tokens in (2, 6)], abs=1)
     dense, sparse = (token_costs(config, number).layer for number in (0, 1))
     assert dense - sparse == 2 * (3 * 16 * 48 - 16 * 8 - 3 * expert)
+    both = token_costs(dataclasses.replace(config, parallel_experts=True), 1).layer
+    assert both - sparse == 2 * 3 * 16 * 48
 
 
 @pytest.mark.parametrize(
@@ -119,6 +140,7 @@ def test_a_call_reads_the_experts_that_its_tokens_choose():
     [
         ({"experts_per_token": 9}, "experts_per_token is 9: give a number from 1 to num_experts=8"),
         ({"expert_d_ff": 0}, "expert_d_ff is 0: give the number of hidden units"),
+        ({"num_experts": 0, "parallel_experts": True}, "parallel_experts is True, but num_experts is 0: give"),
         ({"dense_layers": (1,), "scan_layers": True}, r"different shapes \(layers \(1,\) have no experts\)"),
     ],
 )

@@ -29,7 +29,7 @@ MODELS = {
     "t5": T5(SMALL),
     **{
         name: DecoderLM(tiny(name))
-        for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b", "gemma4_e2b")
+        for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b", "gemma4_e2b", "gemma4_26b_a4b")
     },
 }
 
@@ -44,7 +44,7 @@ def test_every_parameter_matches_a_row_of_the_table(name):
     assert {"query", "key", "value", "out", "wi_0", "wi_1", "wo"} <= split
     whole = {path.rsplit("/", 1)[-1] for path, place in places.items() if "model" not in place}
     # Gemma 4's kernels of the layers' own inputs are small, and a router is.
-    more = {"gemma4_e2b": {"kernel"}, "qwen3_30b_a3b": {"weight"}}
+    more = {"gemma4_e2b": {"kernel"}, **dict.fromkeys(("qwen3_30b_a3b", "gemma4_26b_a4b"), {"weight"})}
     assert whole == {"scale"} | more.get(name, set())
 
 

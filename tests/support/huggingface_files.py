@@ -39,8 +39,9 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     # the encoder and the decoder differ in width and depth
     "t5gemma": dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=4, embedding_scale=24**0.5),
     "gemma4": dataclasses.replace(tiny_decoders.SHARED, global_kv_heads=1),
+    "gemma4_experts": tiny_decoders.PARALLEL,
 }
-ROOTS = {"gemma3_images": "language_model."}
+ROOTS = {"gemma3_images": "language_model.", "gemma4_experts": "model.language_model."}
 """Prefixes of a decoder's names, inside a model that also reads images."""
 
 
@@ -78,6 +79,11 @@ def entries(kind: str) -> dict:
             "final_logit_softcapping": 30.0, "enable_moe_block": False, "use_bidirectional_attention": None,
             "rope_parameters": {"full_attention": whole, "sliding_attention": {"rope_theta": c.local_rope_base}},
         }  # fmt: skip
+    if kind == "gemma4_experts":
+        text = {"num_hidden_layers": 2, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+        text |= {"layer_types": ["sliding_attention", "full_attention"], "use_double_wide_mlp": False}
+        text |= {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
+        return {"model_type": "gemma4", "text_config": entries("gemma4") | text, "vision_config": {"hidden_size": 4}}
     if kind == "gemma3_images":
         return {"model_type": "gemma3", "text_config": entries("gemma3"), "vision_config": {"hidden_size": 4}}
     if kind == "gemma3":
@@ -125,7 +131,10 @@ def names(kind: str) -> dict[str, str]:
         return _t5_names(c)
     if kind == "t5gemma":
         return _t5gemma_names(c)
-    return {ours: ROOTS.get(kind, "") + theirs for ours, theirs in _decoder_names(c).items()}
+    root = ROOTS.get(kind, "")
+    if root.startswith("model."):
+        return {ours: root + theirs.removeprefix("model.") for ours, theirs in _decoder_names(c).items()}
+    return {ours: root + theirs for ours, theirs in _decoder_names(c).items()}
 
 
 def _t5_names(c: T5Config) -> dict[str, str]:
@@ -201,10 +210,23 @@ def _decoder_names(c: DecoderConfig) -> dict[str, str]:
                 f"{ours}/layer_input_gate/kernel": f"{theirs}.per_layer_input_gate.weight",
                 f"{ours}/layer_input_out/kernel": f"{theirs}.per_layer_projection.weight",
                 f"{ours}/post_layer_input_layer_norm/scale": f"{theirs}.post_per_layer_input_norm.weight",
-                f"{ours}/output/scale": f"{theirs}.layer_scalar",
+            }
+        if c.output_scale:
+            tensor_names[f"{ours}/output/scale"] = f"{theirs}.layer_scalar"
+        if c.parallel_experts:
+            tensor_names |= {
+                f"{ours}/post_dense_layer_norm/scale": f"{theirs}.post_feedforward_layernorm_1.weight",
+                f"{ours}/pre_mixture_layer_norm/scale": f"{theirs}.pre_feedforward_layernorm_2.weight",
+                f"{ours}/post_mixture_layer_norm/scale": f"{theirs}.post_feedforward_layernorm_2.weight",
+                f"{ours}/mixture/router/weight": f"{theirs}.router.proj.weight",
+                f"{ours}/mixture/router/norm/scale": f"{theirs}.router.scale",
+                f"{ours}/mixture/factors/scale": f"{theirs}.router.per_expert_scale",
+                f"{ours}/mixture/experts/wi_0/kernel": f"{theirs}.experts.gate_up_proj",
+                f"{ours}/mixture/experts/wi_1/kernel": f"{theirs}.experts.gate_up_proj",
+                f"{ours}/mixture/experts/wo/kernel": f"{theirs}.experts.down_proj",
             }
         # in the only kind with shared keys and values, layers 2 and 3 share them, and layer 1 has no values
-        absent = () if c.kv_layers is None else ((), ("value",), ("key", "value"), ("key", "value"))[i]
+        absent = () if not c.keys_as_values else ((), ("value",), ("key", "value"), ("key", "value"))[i]
         for a, b in norms.items():
             tensor_names[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"
         for a, b in parts.items():
@@ -216,10 +238,10 @@ def _decoder_names(c: DecoderConfig) -> dict[str, str]:
         for a, b in {"query": "q", "key": "k"}.items() - {(a, parts[a]) for a in absent} if c.qk_norm else ():
             tensor_names[f"{ours}/self_attention/{a}_norm/scale"] = f"{theirs}.self_attn.{b}_norm.weight"
         part = ".mlp" if c.qk_norm else ".block_sparse_moe"
-        if c.sparse[i]:
+        if c.sparse[i] and not c.parallel_experts:
             tensor_names[f"{ours}/mlp/router/weight"] = f"{theirs}{part}.gate.weight"
         for a, b in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
-            if not c.sparse[i]:
+            if not c.sparse[i] or c.parallel_experts:
                 tensor_names[f"{ours}/mlp/{a}/kernel"] = f"{theirs}.mlp.{b}_proj.weight"
                 continue
             projection = f"{b}_proj" if c.qk_norm else {"gate": "w1", "up": "w3", "down": "w2"}[b]
@@ -242,6 +264,10 @@ def tensors(kind: str, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarra
             continue
         if ours.endswith("router/weight"):
             array = np.ascontiguousarray(array.T)
+        if "mixture/experts" in ours:  # one tensor for all experts, of gate and units
+            turned = np.ascontiguousarray(array.swapaxes(1, 2))
+            stored[theirs] = np.concatenate([stored[theirs], turned], axis=1) if theirs in stored else turned
+            continue
         stored[theirs] = np.ascontiguousarray(array.T) if ours.endswith(("kernel", "rel_embedding")) else array
     return stored
 

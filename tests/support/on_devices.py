@@ -85,6 +85,10 @@ if __name__ == "__main__":
             # the target's third layer has no keys and values
             config = replace(tiny_decoders.SHARED, vocab_size=entries - 3, num_embeddings=entries, num_heads=8)
             config = replace(config, num_kv_heads=4, global_kv_heads=4)
+        if kind == "parallel":
+            # the draft is the target's first layer
+            config = replace(tiny_decoders.PARALLEL, vocab_size=entries - 3, num_embeddings=entries, num_heads=8)
+            config, depths = replace(config, num_kv_heads=4, global_kv_heads=4), depths | {"target": 2}
         if kind == "assistant":
             config = replace(tiny("gemma4_31b", vocab_size=entries - 4, window=6), pattern=("local", "global"))
             config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4, global_kv_heads=None)
@@ -263,6 +267,7 @@ if __name__ == "__main__":
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
         "experts scan 2x4": lambda: fed("experts scan", (2, 4)),
+        "parallel 2x4": lambda: fed("parallel", (2, 4)),
         "shared 2x4": lambda: same("shared", "greedy", (2, 4)),
         "normed scan 2x4": lambda: same("normed scan", "greedy", (2, 4)),
         "decoder 2x4 sampled": lambda: same("decoder", "sampled", (2, 4)),

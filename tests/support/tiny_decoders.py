@@ -19,6 +19,8 @@ SHARED = dataclasses.replace(
     tiny("gemma4_e2b"), pattern=("local", "global"), num_layers=4, kv_layers=2, keys_as_values=True, global_kv_heads=1
 )
 """Gemma 4 with all its options: a layer of each kind with keys and values, then one of each kind without."""
+PARALLEL = dataclasses.replace(tiny("gemma4_26b_a4b"), pattern=("local", "global"), num_layers=2)
+"""Gemma 4 with experts beside each dense feed-forward, and a layer of each kind."""
 
 
 @functools.cache
