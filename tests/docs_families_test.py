@@ -8,12 +8,16 @@ from speccascade_jax.checkpoints.huggingface_config import MODELS
 ROOT = Path(__file__).parents[1]
 PARITY, DEVICES = "tests/parity/transformers_test.py", "tests/support/on_devices.py"
 FAMILIES, ENCODERS = "tests/parity/families_test.py", "tests/parity/encoder_decoder_test.py"
-NAMES = {"gemma": "gemma1", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "llama": "llama3.1", "qwen2": "qwen2.5"}
+NAMES = {
+    "gemma": "gemma1", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gemma4_text, experts": "gemma4, experts",
+    "llama": "llama3.1", "qwen2": "qwen2.5",
+}  # fmt: skip
 """`model_type` -> the name of its cases, where they differ."""
 OLDER = ("gemma2", "llama", "qwen2", "t5")
 """Families whose greedy text `test_a_decoders_greedy_generation_equals_transformers` and that of T5 compare."""
 DEVICES_OF = {
     "gemma2": "decoder", "gemma3_text": "normed", "smollm3": "normed", "gemma4_text": "shared", "qwen3_moe": "experts",
+    "gemma4_text, experts": "parallel",
 }  # fmt: skip
 """`model_type` -> the kind of its case on devices, where their names differ."""
 DRAFTS = {
@@ -28,7 +32,7 @@ def rows():
     text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     table = text[text.index("| `model_type` | logits |") :].split("\n\n")[0].splitlines()
     head, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in (table[0], *table[2:]))
-    return {row[0].strip("`"): dict(zip(head[1:], row[1:], strict=True)) for row in body}
+    return {row[0].replace("`", ""): dict(zip(head[1:], row[1:], strict=True)) for row in body}
 
 
 def has(path, needle):
@@ -47,7 +51,7 @@ def case_of(model_type, column):
         return place, r"def test_a_(decoder|t5)s_greedy" if model_type in OLDER else rf"\({quoted}, \""
     if column == "windows":
         block = {"gemma3_text": r"\nGEMMA3 = [^}]*?", "gemma4_text": r"\nGEMMA4 = [^}]*?"}
-        kind = block.get(model_type, rf"\n    {quoted}: [^\n]*")
+        kind = block.get(model_type.partition(",")[0], rf"\n    {quoted}: [^\n]*")
         return (ENCODERS, "sliding_window") if encoder else (PARITY, rf"{kind}sliding_window")
     if column == "2 × 4 devices":
         return DEVICES, rf'"{DEVICES_OF.get(model_type, model_type)}( scan)? 2x4[^"]*"'
@@ -58,7 +62,7 @@ def case_of(model_type, column):
 
 def test_every_family_has_a_row_and_every_mark_a_case():
     table = rows()
-    assert set(table) | set(ABSENT) == set(MODELS)
+    assert {name.partition(",")[0] for name in table} | set(ABSENT) == set(MODELS)
     for model_type, marks in table.items():
         for column, mark in marks.items():
             if mark == "✓":

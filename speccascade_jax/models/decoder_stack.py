@@ -369,8 +369,8 @@ class DecoderLayer(nn.Module):
     """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
 
     If the model has an encoder, cross-attention comes between attention and feed-forward. In Gemma 4's small sizes, a
-    gated product with the layer's own input follows (`LayerInputs`). Its size with experts has both a dense feed-forward
-    and experts, which read the same state, each with norms before and after it.
+    gated product with the layer's own input follows (`LayerInputs`). In its size with experts, a mixture of experts is
+    beside the feed-forward: it reads the same state, and both have norms of their own.
     """
 
     config: DecoderConfig

@@ -119,10 +119,9 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     },
     "gemma4_e4b": {"window": 512, "max_length": 131_072, "num_caches": 24, "shared_d_ff": None, "layer_input": 256},
     "gemma4_12b": {"global_kv_heads": 1, "keys_as_values": True, "num_caches": 48, "layer_input": None},
-    "gemma4_26b_a4b": {
-        "global_kv_heads": 2, "keys_as_values": True, "num_caches": 30, "layer_input": None, "num_experts": 128,
-        "experts_per_token": 8, "expert_d_ff": 704, "norm_expert_weights": True, "parallel_experts": True,
-    },
+    "gemma4_26b_a4b": {"global_kv_heads": 2, "keys_as_values": True, "num_caches": 30, "layer_input": None}
+    | {"num_experts": 128, "experts_per_token": 8, "expert_d_ff": 704, "norm_expert_weights": True}
+    | {"parallel_experts": True},
     "gemma4_31b": {"global_kv_heads": 4, "keys_as_values": True, "num_caches": 60, "layer_input": None},
     **{f"qwen3_{size}": {"tied": True} for size in ("0.6b", "1.7b", "4b")},
 }

@@ -29,8 +29,9 @@ MODELS = {
     "t5": T5(SMALL),
     **{
         name: DecoderLM(tiny(name))
-        for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b", "gemma4_e2b", "gemma4_26b_a4b")
+        for name in ("gemma2_2b", "qwen2.5_7b", "qwen3_8b", "qwen3_30b_a3b", "t5gemma_b_b", "gemma4_e2b")
     },
+    "gemma4_26b_a4b": DecoderLM(tiny_decoders.PARALLEL),
 }
 
 
