@@ -271,7 +271,7 @@ class Factors(nn.Module):
     @nn.compact
     def __call__(self, weights: Array, chosen: Array) -> Array:
         """Returns the weights float32 `[B, T, k]` times the factors of the chosen experts."""
-        # Routers divide weights by their sum, so the factors come after that: their sum need not be 1.
+        # The router divided the weights by their sum before, so that these products need not sum to 1.
         scale = self.param("scale", nn.initializers.ones_init(), (self.experts,))
         return weights * scale.astype(jnp.float32)[chosen]
 
