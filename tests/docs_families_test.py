@@ -42,7 +42,7 @@ def has(path, needle):
 def case_of(model_type, column):
     """Returns the file and the pattern of a case that belongs to a mark of the table."""
     name = NAMES.get(model_type, model_type)
-    encoder = model_type in ("umt5", "t5gemma")
+    encoder = model_type in ("umt5", "t5gemma", "t5gemma2")
     quoted = rf'"{re.escape(name)}(, small)?"'
     if column == "logits":
         return (ENCODERS, quoted) if encoder else (PARITY, rf'"{re.escape(name)}(_1.0_tied_relu)?": ')

@@ -44,7 +44,8 @@ _HARMLESS = re.compile(
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 )
 _IMAGES = re.compile(
-    r"(model\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)\..*"
+    r"(model\.)?(encoder\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)"
+    r"\..*|model\.encoder\.embed_tokens\.eoi_embedding"  # of the token that ends an image
 )
 _ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 """Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
@@ -86,7 +87,8 @@ def open_directory(path: Path) -> Stored:
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
-    unused = [*harmless(config), *([_IMAGES] if "text_config" in entries else [])]
+    images = "text_config" in entries or entries["model_type"] == "t5gemma2"
+    unused = [*harmless(config), *([_IMAGES] if images else [])]
     check_tensors(path, wanted, tensors, lambda name: any(pattern.fullmatch(name) for pattern in unused))
     tensors = expert_tensors.stacked(verified(path, stored))
     if other and isinstance(config, T5Config):
@@ -350,6 +352,7 @@ def _t5gemma_stack(stack: str) -> dict[str, str]:
             f"{ours}/{part}/{name}": f"{theirs}.{attention}.{_KERNELS[name]}_proj"
             for name in ("query", "key", "value", "out")
         }
+    names |= {f"{ours}/self_attention/{name}_norm": f"{theirs}.self_attn.{name[0]}_norm" for name in ("query", "key")}
     norms = {"self_attention": "self_attn", "cross_attention": "cross_attn", "mlp": "feedforward"}
     for time in ("pre", "post"):
         names |= {f"{ours}/{time}_{a}_layer_norm": f"{theirs}.{time}_{b}_layernorm" for a, b in norms.items()}
@@ -364,6 +367,7 @@ _T5GEMMA = {
     **_t5gemma_stack("encoder"),
     **_t5gemma_stack("decoder"),
 }
+_T5GEMMA2 = _T5GEMMA | {"token_embedder": "model.encoder.embed_tokens"}
 GEMMA4 = _GEMMA2 | {
     "layer_inputs/embedder": "model.embed_tokens_per_layer",
     "layer_inputs/projection": "model.per_layer_model_projection",
@@ -386,6 +390,7 @@ _NAMES = {
     "t5": _T5, "mt5": _T5, "umt5": _UMT5,
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma"), _LLAMA),
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma3"), _GEMMA2), "t5gemma": _T5GEMMA,
+    "t5gemma2": _T5GEMMA2,
     **dict.fromkeys(("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"), GEMMA4),
 }  # fmt: skip
 """`model_type` -> this package's name of a module -> its name in transformers."""

@@ -304,13 +304,20 @@ def _gemma2(record: Record) -> DecoderConfig:
 
 def _t5gemma(record: Record) -> DecoderConfig:
     encoder, decoder = (_supported(record.inner(stack, "t5_gemma_module")) for stack in ("encoder", "decoder"))
+    return _encoder_decoder(record, encoder, decoder, _gemma2)
+
+
+def _encoder_decoder(
+    record: Record, encoder: Record, decoder: Record, family: Callable[[Record], DecoderConfig], **options: Any
+) -> DecoderConfig:
+    """Returns the configuration of two stacks of a decoder-only family's layers; `options` are the encoder's."""
     # The library takes ids that the file itself lacks from the decoder's entries.
     ids = {name: decoder.get(name) for name in ("bos_token_id", "pad_token_id")}
     record = Record(record.file, ids | record.entries)
-    config = _gemma2(decoder)
+    config = family(decoder)
     return dataclasses.replace(
         config,
-        encoder=dataclasses.replace(_gemma2(encoder), tied=True),
+        encoder=dataclasses.replace(family(encoder), tied=True, **options),
         tied=record.flag("tie_word_embeddings", True),
         start_id=_start_id(record),
         pad_id=pad if (pad := record.get("pad_token_id", 0)) in range(config.num_embeddings) else 0,
@@ -326,6 +333,14 @@ def _gemma3_text(record: Record) -> DecoderConfig:
         output_cap=record.cap("final_logit_softcapping", None),
         rope=_ropes_by_kind(record),
     )  # fmt: skip
+
+
+def _t5gemma2(record: Record) -> DecoderConfig:
+    """Returns the configuration of the text model inside a model whose encoder also reads images."""
+    text = record.inner("encoder", "t5gemma2_encoder").inner("text_config", "t5gemma2_text")
+    decoder = record.inner("decoder", "t5gemma2_decoder")
+    config = _encoder_decoder(record, _supported(text), _supported(decoder), _gemma3_text, centered_window=True)
+    return dataclasses.replace(config, merged_attention=True, shared_embedding=True)
 
 
 def _gemma3(record: Record) -> Config:
@@ -492,7 +507,7 @@ MODELS: dict[str, Callable[[Record], Config]] = {
     "t5": _t5, "mt5": _mt5, "umt5": _umt5, "llama": _decoder, "mistral": _mistral,
     "qwen2": partial(_qwen2, qkv_bias=True), "qwen3": partial(_qwen2, qk_norm=True), "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral, "smollm3": _smollm3, "gemma": _gemma, "gemma2": _gemma2,
-    "gemma3_text": _gemma3_text, "gemma3": _gemma3, "t5gemma": _t5gemma,
+    "gemma3_text": _gemma3_text, "gemma3": _gemma3, "t5gemma": _t5gemma, "t5gemma2": _t5gemma2,
     "gemma4_text": _gemma4_text, "gemma4": _gemma4, "gemma4_unified_text": _gemma4_text, "gemma4_unified": _gemma4,
 }  # fmt: skip
 """`model_type` -> the function that converts a `config.json` of this type to a configuration."""
@@ -534,11 +549,12 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
         "tie_word_embeddings": True, "bos_token_id": 2, "pad_token_id": 0,
     },
     # A model that reads images stores only what differs from these values.
-    "gemma3_text": {
+    **dict.fromkeys(("gemma3_text", "t5gemma2_text", "t5gemma2_decoder"), {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
-    },
+        "tie_word_embeddings": True, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "bos_token_id": 2,
+        "pad_token_id": 0,
+    }),
     "gemma4_text": _GEMMA4_DEFAULTS | {
         "max_position_embeddings": 131_072, "sliding_window": 512, "hidden_size_per_layer_input": 256,
     },
@@ -569,7 +585,11 @@ _SUPPORTED: dict[str, dict[str, tuple[Any, ...]]] = {
     "gemma2": _GEMMA,
     "t5gemma": {"is_encoder_decoder": (True,)},
     "t5_gemma_module": _GEMMA,
-    "gemma3_text": {**_GEMMA, "attn_logit_softcapping": (None,)},
+    **dict.fromkeys(("gemma3_text", "t5gemma2_text", "t5gemma2_decoder"), {
+        **_GEMMA, "attn_logit_softcapping": (None,),
+    }),
+    # The embeddings of encoder and decoder and the output layer are one array.
+    "t5gemma2": {"is_encoder_decoder": (True,), "tie_word_embeddings": (True,)},
     "gemma3": {},
     # Text attends to earlier text only, even where images attend in both directions.
     "gemma4_text": _GEMMA | {"use_bidirectional_attention": (None, "vision")},

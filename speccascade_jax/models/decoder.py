@@ -1,7 +1,7 @@
 """Decoder-only models (Gemma, Llama, Mistral, Qwen, SmolLM3): Flax module and the cached `LanguageModel`.
 
 T5Gemma is an encoder-decoder of the same layers: its encoder's layers see tokens on both sides, and its decoder's
-layers also have cross-attention.
+layers also have cross-attention. In T5Gemma 2, self-attention reads the encoder's output instead.
 
 A local layer attends to a window of recent positions and caches them in a ring buffer of `window + max_rollback + 1`
 slots. A global layer attends to all positions and caches all of them. A layer without keys and values attends to those
@@ -57,7 +57,7 @@ class DecoderCache:
             With an encoder, it is the mean of the encoder's output over real tokens.
         rings: per layer, whether the slots form a ring buffer, where slot `p mod S` holds position `p` (static). The
             position in a slot follows from the length alone, so a rollback of a ring buffer only sets the length.
-        encoded: the keys and values of cross-attention; `None` without an encoder.
+        encoded: the encoder's keys and values; `None` without an encoder.
 
     If the layers run in a scan, keys, values and rings have one entry for each place in a group of layers
     (`models.stacks`) instead of one for each layer, such as one for all local layers and one for all global ones. Keys
@@ -170,11 +170,16 @@ class DecoderModule(nn.Module):
         if decoder_tokens is None:
             return self.logits(self.states(tokens)[0])
         real = real_tokens(tokens) if real is None else real
-        return self.logits(self.states(decoder_tokens, encoded=Encoded(self.encoder.encode(tokens, real), real))[0])
+        return self.logits(self.states(decoder_tokens, encoded=Encoded(self._encode(tokens, real), real))[0])
+
+    def _encode(self, tokens: Array, real: Array, fixed: bool = False) -> Array:
+        """Returns the encoder's output `[B, N, E]` (`Encoder.encode`)."""
+        embed = self.embed if self.config.shared_embedding else self.encoder.embed
+        return self.encoder.encode(embed(tokens), real, fixed)
 
     def start(self, tokens: Array, real: Array) -> tuple[Encoded, Array]:
         """Runs the encoder; returns what a cache holds of its output, and the mean `[B, E]` over real tokens."""
-        states = self.encoder.encode(tokens, real, True)
+        states = self._encode(tokens, real, True)
         return Encoded(self.decoder.cross(states), real), mean_state(states, real)
 
     def states(

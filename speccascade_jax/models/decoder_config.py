@@ -111,6 +111,10 @@ class DecoderConfig:
             `pattern`; `None` means only in deep models.
         encoder: the configuration of an encoder, whose output the layers' cross-attention reads; `None` for a
             decoder-only model. Its `dtype` and `scan_layers` follow the decoder's.
+        merged_attention: whether self-attention reads the encoder's output beside its own keys and values, with one
+            softmax over both and the same kernels, in place of a cross-attention (T5Gemma 2).
+        shared_embedding: whether the encoder has the decoder's embedding instead of a separate one.
+        centered_window: whether an encoder's window counts the tokens on both sides together, not those on each side.
         start_id, pad_id: with an encoder, the id that decoding starts from, and the id that pads the encoder's input.
 
     Raises:
@@ -155,6 +159,9 @@ class DecoderConfig:
     encoder: "DecoderConfig | None" = field(default=None, repr=False, metadata=LATER)
     start_id: int = field(default=0, repr=False, metadata=LATER)
     pad_id: int = field(default=0, repr=False, metadata=LATER)
+    merged_attention: bool = field(default=False, repr=False, metadata=LATER)
+    shared_embedding: bool = field(default=False, repr=False, metadata=LATER)
+    centered_window: bool = field(default=False, repr=False, metadata=LATER)
     rope_share: float = field(default=1.0, repr=False, metadata=LATER)
     value_norm: bool = field(default=False, repr=False, metadata=LATER)
     global_head_dim: int | None = field(default=None, repr=False, metadata=LATER)
@@ -212,6 +219,7 @@ class DecoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: give an id from 0 to {self.num_embeddings - 1}")
         self._check_experts()
         self._check_layers()
+        self._check_encoder()
 
     def _check_experts(self) -> None:
         if not self.num_experts:
@@ -224,6 +232,16 @@ class DecoderConfig:
             )
         if self.expert_d_ff < 1:
             raise ValueError(f"expert_d_ff is {self.expert_d_ff}: give the number of hidden units of an expert")
+
+    def _check_encoder(self) -> None:
+        """Checks the sizes that an encoder must have because it shares parameters with the decoder."""
+        shared = {"merged_attention": "d_model", "shared_embedding": "num_embeddings"}
+        for option, size in shared.items():
+            if getattr(self, option) and getattr(self.encoder, size, None) != getattr(self, size):
+                raise ValueError(
+                    f"{option}=True, but the encoder's {size} is {getattr(self.encoder, size, None)}: "
+                    f"give {getattr(self, size)}, as in the decoder"
+                )
 
     def _check_layers(self) -> None:
         """Checks the options by which layers differ in their parameters."""
@@ -278,6 +296,11 @@ class DecoderConfig:
     def scanned(self) -> bool:
         """Whether the layers, and those of an encoder, run in a scan over stacked parameters."""
         return self.alike and is_scanned(self.scan_layers, max(self.num_layers, self.num_encoder_layers))
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether each layer has an attention to the encoder's output besides self-attention."""
+        return self.encoder is not None and not self.merged_attention
 
     @property
     def num_encoder_layers(self) -> int:
@@ -366,7 +389,8 @@ def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {"layer_inputs/embedder/embedding": (c.num_embeddings, width)}
         shapes |= {"layer_inputs/projection/kernel": (c.d_model, width), "layer_inputs/norm/scale": (c.layer_input,)}
     if c.encoder is not None:
-        shapes["encoder/token_embedder/embedding"] = (c.encoder.num_embeddings, c.encoder.d_model)
+        if not c.shared_embedding:
+            shapes["encoder/token_embedder/embedding"] = (c.encoder.num_embeddings, c.encoder.d_model)
         shapes |= _stack_shapes(c.encoder, "encoder")
     shapes |= _stack_shapes(c, "decoder")
     return shapes if c.tied else shapes | {"decoder/logits_dense/kernel": (c.d_model, c.num_embeddings)}
@@ -380,13 +404,13 @@ def _stack_shapes(c: DecoderConfig, stack: str) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(c: DecoderConfig, number: int) -> dict[str, tuple[int, ...]]:
-    layer, parts = c.layer(number), ("self_attention", *(("cross_attention",) if c.encoder else ()), "mlp")
+    layer, parts = c.layer(number), ("self_attention", *(("cross_attention",) if c.has_cross_attention else ()), "mlp")
     norms = [f"{time}_{part}" for time in (("pre", "post") if c.post_norms else ("pre",)) for part in parts]
     norms += ["post_layer_input"] if c.layer_input else []
     norms += ["post_dense", "pre_mixture", "post_mixture"] if c.parallel(number) else []
     shapes: dict[str, tuple[int, ...]] = {f"{norm}_layer_norm/scale": (c.d_model,) for norm in norms}
     shapes |= _attention_shapes(c, layer, "self_attention", c.d_model)
-    if c.encoder is not None:
+    if c.encoder is not None and c.has_cross_attention:
         shapes |= _attention_shapes(c, layer, "encoder_decoder_attention", c.encoder.d_model)
     if c.layer_input:
         shapes |= {"layer_input_gate/kernel": (c.d_model, c.layer_input)}

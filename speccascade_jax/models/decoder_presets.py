@@ -58,6 +58,13 @@ def _t5gemma(encoder: DecoderConfig, decoder: DecoderConfig | None = None) -> De
     return dataclasses.replace(decoder or encoder, encoder=encoder, start_id=2)
 
 
+def _t5gemma2(*sizes: int, **options: Any) -> DecoderConfig:
+    # The frequencies of global layers are stretched at every size, unlike those of Gemma 3.
+    base = _gemma3(*sizes, rope_factor=8.0, **options)
+    pair = _t5gemma(dataclasses.replace(base, centered_window=True), base)
+    return dataclasses.replace(pair, merged_attention=True, shared_embedding=True)
+
+
 def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
     base = _gemma2(layers, d, heads, kv, 256, d_ff, 256)
     family: dict[str, Any] = {
@@ -177,6 +184,11 @@ PRESETS: dict[str, DecoderConfig] = {
     "t5gemma_2b_2b": _t5gemma(_2B),
     "t5gemma_9b_2b": _t5gemma(_9B, _2B),
     "t5gemma_9b_9b": _t5gemma(_9B),
+    # The first is the config.json of google/t5gemma-2-270m-270m, as a public listing quotes it. The larger ones have
+    # its options and the sizes of Gemma 3.
+    "t5gemma2_270m_270m": _t5gemma2(18, 640, 4, 1, 2048, 512),
+    "t5gemma2_1b_1b": _t5gemma2(26, 1152, 4, 1, 6912, 512),
+    "t5gemma2_4b_4b": _t5gemma2(34, 2560, 8, 4, 10240, 1024, max_length=131_072),
 }
 """The configurations of published models, by name."""
 

@@ -3,7 +3,7 @@
 Sources: RMSNorm (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), gated feed-forward (Shazeer, 2020),
 grouped-query attention (Ainslie et al., 2023), soft caps, windows and post-norms (Gemma Team, 2024), norms of queries
 and keys (Qwen Team, 2025), layers without rotary positions (Yang et al., 2025), shared keys and values and
-embeddings for each layer (Gemma Team, 2025 and 2026).
+embeddings for each layer (Gemma Team, 2025 and 2026), merged attention (Zhang et al., 2025, T5Gemma 2).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads,
 `g = N / n`, `K` is head_dim, `E` is d_model and `I` is layer_input. Keys are `[B * n, K, S]`, values `[B * n, S, K]`.
@@ -11,7 +11,8 @@ Shape letters: those of `core/types.py`, and here `N` is the number of query hea
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import flax.linen as nn
@@ -30,9 +31,7 @@ from speccascade_jax.models.layers import (
     KeysValues,
     RMSNorm,
     Slots,
-    attend_fixed,
     cross_keys_values,
-    fixed_fits,
     gated_units,
     in_chunks,
     normalized,
@@ -230,7 +229,12 @@ class Attention(nn.Module):
         return local(split, (COLUMNS,), HEADS)(self.query(x))
 
     def keys_values(self, x: Array) -> KeysValues:
-        """Returns the keys and values of cross-attention, not rotated, from the encoder's output `[B, N, E]`."""
+        """Returns the keys and values of the encoder's output `[B, N, E]`, not rotated."""
+        if self.config.merged_attention:
+            # The kernels and norms are those of the decoder's tokens; position 0 rotates nothing.
+            projected = self.project(x, turns(self.config, jnp.zeros((1, 1), jnp.int32)))[1]
+            assert projected is not None
+            return projected
         return local(self._cached, (COLUMNS, COLUMNS), (HEADS, HEADS))(self.key(x), self.value(x))
 
     def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
@@ -239,28 +243,38 @@ class Attention(nn.Module):
         mixed, written = slots.attend(columns, _bias(mask), **self._kernel_sizes)
         return self.out(mixed), written
 
-    def to_fixed(self, x: Array, keys_values: KeysValues, mask: Array) -> Array:
-        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, not rotated; one kernel computes it."""
-        queries = self.query(x)
-        scale = jnp.asarray(self.config.scale, queries.dtype)
-        return self.out(attend_fixed((queries * scale,), keys_values, _bias(mask), **self._kernel_sizes))
-
     @property
     def _kernel_sizes(self) -> dict[str, Any]:
         heads = self.config.num_heads // shards()
         return {"query_heads": heads, "size": self.sizes.head_dim, "cap": self.config.attention_cap}
 
-    def __call__(self, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
-        """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots."""
-        seen = P(DATA if mask.shape[0] > 1 else None)
-        return self.out(local(self._attend, (HEADS, HEADS, HEADS, seen), COLUMNS)(queries, *keys_values, mask))
+    def of_encoder(self, source: Array | KeysValues, real: Array, tokens: int) -> tuple[KeysValues, Array]:
+        """Returns the encoder's keys and values, and which of them `tokens` tokens see, bool `[B, T, N]` (`Cross`)."""
+        keys_values = source if isinstance(source, tuple) else self.keys_values(source)
+        # Every token sees the same encoder tokens, but chunks of attention need a mask with an axis of tokens.
+        return keys_values, jnp.broadcast_to(real[:, None], (real.shape[0], tokens, real.shape[1]))
 
-    def _attend(self, queries: Array, keys: Array, values: Array, mask: Array) -> Array:
+    def merged(self, queries: Array, attended: KeysValues, mask: Array, cross: Cross) -> Array:
+        """Returns the output of one attention to the slots of `mask` and to all of the encoder's tokens."""
+        encoded, real = self.of_encoder(*cross, mask.shape[1])
+        # Windows hide the decoder's tokens only: transformers never cuts the encoder's part of the mask.
+        mask = jnp.broadcast_to(mask, (len(real), *mask.shape[1:]))
+        return self(queries, jnp.concatenate([mask, real], axis=-1), attended, encoded)
+
+    def __call__(self, queries: Array, mask: Array, *parts: KeysValues) -> Array:
+        """Returns the attention's output `[B, T, E]`; `mask` bool `[B or 1, T, S]` is true for visible slots.
+
+        The slots are those of all `parts`, one part after the other.
+        """
+        seen = P(DATA if mask.shape[0] > 1 else None)
+        return self.out(local(self._attend, (HEADS, seen, HEADS), COLUMNS)(queries, mask, parts))
+
+    def _attend(self, queries: Array, mask: Array, parts: tuple[KeysValues, ...]) -> Array:
         """Returns each token's weighted sum of the values, `[B, T, N K]`."""
         c, new, sizes = self.config, mask.shape[1], self.sizes
 
         def mix(part: Array, seen: Array) -> Array:
-            return attend(c, sizes, part.reshape(queries.shape[0], -1, sizes.head_dim), (keys, values), seen)
+            return attend(c, sizes, part.reshape(queries.shape[0], -1, sizes.head_dim), parts, seen)
 
         # Chunks of tokens bound the attention logits to [B, N, CHUNK, S]. Only prefill feeds more tokens than a chunk.
         if new <= CHUNK:
@@ -277,22 +291,26 @@ def _bias(mask: Array) -> Array:
     return jnp.where(mask, 0.0, MASKED)[:, None]
 
 
-def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, keys_values: KeysValues, mask: Array) -> Array:
+def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, parts: tuple[KeysValues, ...], mask: Array) -> Array:
     """Returns each query's weighted sum of the values, `[B, n, g, T, K]`, in a layer of these sizes.
 
-    `queries` are those of `Attention.project`; `keys_values` and `mask` are those of `Attention.__call__`.
+    `queries` are those of `Attention.project`; `parts` and `mask` are those of `Attention.__call__`.
     """
-    keys, values = keys_values
     new, slots = mask.shape[1:]
     # The sum over head_dim, the cap and the softmax use float32, because in bfloat16 close logits would become equal.
-    logits = jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32)
+    products = [jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32) for keys, _ in parts]
+    # The logits of the parts are joined, not their keys, because every call would copy those of the cache.
+    logits = jnp.concatenate(products, axis=-1)
     # The cap is applied before the mask. After the mask, it would limit masked logits to about -50, and masked slots
     # would get weight.
     logits = soft_cap(logits, c.attention_cap)
     logits = logits.reshape(-1, sizes.kv_heads // shards(), c.num_heads // sizes.kv_heads, new, slots)
     logits = jnp.where(mask[:, None, None], logits, MASKED)
-    weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype).reshape(*queries.shape[:2], slots)
-    return jnp.einsum("nqs,nsk->nqk", weights, values).reshape(*logits.shape[:4], sizes.head_dim)
+    weights = jax.nn.softmax(logits, axis=-1).astype(parts[0][1].dtype).reshape(*queries.shape[:2], slots)
+    ends = tuple(accumulate(values.shape[-2] for _, values in parts))
+    shares = jnp.split(weights, ends[:-1], axis=-1)
+    sums = [jnp.einsum("nqs,nsk->nqk", share, values) for share, (_, values) in zip(shares, parts, strict=True)]
+    return reduce(jnp.add, sums).reshape(*logits.shape[:4], sizes.head_dim)
 
 
 class FeedForward(nn.Module):
@@ -316,7 +334,7 @@ class Beside(NamedTuple):
     """Inputs of a layer beside the state of its tokens, in the models that have them.
 
     Attributes:
-        cross: what cross-attention reads, if the model has an encoder.
+        cross: what attention reads of the encoder, if the model has one.
         shared: the keys and values of an earlier layer, if the layer has none.
         layer_input: `[B, T, I]`, the layer's own input (`LayerInputs`).
     """
@@ -368,9 +386,10 @@ class OutputScale(nn.Module):
 class DecoderLayer(nn.Module):
     """Decoder layer: attention, then feed-forward, each with a norm before it (in Gemma 2 also after it).
 
-    If the model has an encoder, cross-attention comes between attention and feed-forward. In Gemma 4's small sizes, a
-    gated product with the layer's own input follows (`LayerInputs`). In its size with experts, a mixture of experts is
-    beside the feed-forward: it reads the same state, and both have norms of their own.
+    If the model has an encoder, cross-attention comes between attention and feed-forward, or attention reads the
+    encoder's output too (`DecoderConfig.merged_attention`). In Gemma 4's small sizes, a gated product with the layer's
+    own input follows (`LayerInputs`). In its size with experts, a mixture of experts is beside the feed-forward: it
+    reads the same state, and both have norms of their own.
     """
 
     config: DecoderConfig
@@ -397,7 +416,7 @@ class DecoderLayer(nn.Module):
         if self.parallel:
             self.mixture, self.post_dense_layer_norm = MixtureOfExperts(c), norm(c)
             self.pre_mixture_layer_norm, self.post_mixture_layer_norm = norm(c), norm(c)
-        if c.encoder is not None:
+        if c.has_cross_attention:
             self.encoder_decoder_attention, self.pre_cross_attention_layer_norm = Attention(c), norm(c)
             if c.post_norms:
                 self.post_cross_attention_layer_norm = norm(c)
@@ -431,9 +450,9 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
         c = self.config
-        y, written = self._to_self(inputs, by, mask, slots, beside.shared)
+        y, written = self._to_self(inputs, by, mask, slots, beside)
         x = x + (self.post_self_attention_layer_norm(y) if c.post_norms else y)
-        if beside.cross is not None:
+        if c.has_cross_attention and beside.cross is not None:
             y = self._crossed(self.pre_cross_attention_layer_norm(x), *beside.cross)
             x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
@@ -448,28 +467,27 @@ class DecoderLayer(nn.Module):
         return self.output(x) if c.output_scale else x, written
 
     def _to_self(
-        self, inputs: Array, by: Turns, mask: Array, slots: Slots | None, shared: KeysValues | None
+        self, inputs: Array, by: Turns, mask: Array, slots: Slots | None, beside: Beside
     ) -> tuple[Array, KeysValues]:
-        """Returns the self-attention's output, and the keys and values; `shared` are those of a layer without any."""
-        if slots is not None and slots.fits(inputs.shape[1]):
+        """Returns the self-attention's output, and the keys and values that were written or are shared."""
+        merged = self.config.merged_attention and beside.cross is not None
+        if slots is not None and not merged and slots.fits(inputs.shape[1]):
             return self.self_attention.in_cache(inputs, by, slots, mask)
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, projected = self.self_attention.project(inputs, by)
-        written: Any = shared if projected is None else projected
+        written: Any = beside.shared if projected is None else projected
         attended = written
         if slots is not None:
             written = slots.write(written)
             attended = slots.attended(written)
-        return self.self_attention(queries, attended, mask), written
+        if merged and beside.cross is not None:
+            return self.self_attention.merged(queries, attended, mask, beside.cross), written
+        return self.self_attention(queries, mask, attended), written
 
     def _crossed(self, x: Array, source: Array | KeysValues, real: Array) -> Array:
         attention = self.encoder_decoder_attention
-        if isinstance(source, tuple) and fixed_fits(x, source):
-            return attention.to_fixed(x, source, real[:, None])
-        keys_values = source if isinstance(source, tuple) else attention.keys_values(source)
-        # Every token sees the same encoder tokens, but chunks of attention need a mask with an axis of tokens.
-        mask = jnp.broadcast_to(real[:, None], (x.shape[0], x.shape[1], real.shape[1]))
-        return attention(attention.queries(x), keys_values, mask)
+        keys_values, mask = attention.of_encoder(source, real, x.shape[1])
+        return attention(attention.queries(x), mask, keys_values)
 
 
 class Stack(nn.Module):
@@ -500,9 +518,10 @@ class Stack(nn.Module):
             self.logits_dense = Dense(c.num_embeddings, c.dtype, wide=True)
 
     def cross(self, encoded: Array) -> tuple[KeysValues, ...]:
-        """Returns the keys and values of each layer's cross-attention, as in a cache (`Encoded`)."""
+        """Returns each layer's keys and values of the encoder's output, as in a cache (`Encoded`)."""
         layer = DecoderLayer(self.config, parent=None, name=STACK)
-        return cross_keys_values(self, layer, self.config.num_layers, encoded)
+        part = "self_attention" if self.config.merged_attention else "encoder_decoder_attention"
+        return cross_keys_values(self, layer, self.config.num_layers, encoded, part)
 
     def __call__(
         self,
@@ -612,7 +631,7 @@ def _of_layer(encoded: Encoded, number: Any, stacked: bool = False) -> Cross:
 
 
 class Encoder(Stack):
-    """Encoder: an embedding of its own, and a stack of layers that see tokens on both sides."""
+    """Encoder: a stack of layers that see tokens on both sides and, unless it has the decoder's, an embedding."""
 
     last_norm: ClassVar[str] = "encoder_norm"
 
@@ -622,18 +641,28 @@ class Encoder(Stack):
         c = self.config
         self.token_embedder = Embed(c.num_embeddings, c.d_model, c.dtype)
 
-    def encode(self, tokens: Array, real: Array, fixed: bool = False) -> Array:
-        """Returns the normalized states `[B, N, E]` of `tokens` `[B, N]`; `real` is false for padding, bool `[B, N]`.
+    def embed(self, tokens: Array) -> Array:
+        """Returns the input of the first layer, `[B, N, E]`, by the encoder's separate embedding."""
+        return scaled(self.config, self.token_embedder(tokens))
+
+    def encode(self, embedded: Array, real: Array, fixed: bool = False) -> Array:
+        """Returns the normalized states `[B, N, E]` of `embedded` tokens; `real` `[B, N]` is false for padding.
 
         If `fixed` is true, no gradients of the parameters are needed (`stacks.over_layers`).
         """
-        c, positions = self.config, jnp.arange(tokens.shape[1])
-        # A local layer sees `window` tokens on either side, as in release 5 of transformers. Gemma's own code and
-        # release 4 leave out the farthest of them.
-        away = jnp.abs(positions[:, None] - positions)
-        seen = {
-            window: (away <= (len(positions) if window is None else window)) & real[:, None]
-            for window in dict.fromkeys(c.windows)
-        }
+        c, positions = self.config, jnp.arange(embedded.shape[1])
+        seen = {window: near(c, positions, window) & real[:, None] for window in dict.fromkeys(c.windows)}
         masks = tuple(seen[window] for window in c.places)
-        return self(scaled(c, self.token_embedder(tokens)), turns_by_place(c, positions[None]), masks, None, fixed)[0]
+        return self(embedded, turns_by_place(c, positions[None]), masks, None, fixed)[0]
+
+
+def near(c: DecoderConfig, positions: Array, window: int | None) -> Array:
+    """Returns which positions `[N]` each of them sees in a layer of an encoder, bool `[N, N]`; `None` means all."""
+    back = positions[:, None] - positions
+    if window is None:
+        return jnp.ones_like(back, bool)
+    # A centered window counts the tokens on both sides, of which the later side has one more if their number is even.
+    # Any other counts those on either side, as in release 5 of transformers. Gemma's own code and release 4 leave out
+    # the farthest of them.
+    behind, ahead = ((window - 1) // 2, window // 2) if c.centered_window else (window, window)
+    return (back <= behind) & (-back <= ahead)

@@ -121,27 +121,6 @@ def split_axes(bias: Array) -> P:
     return P(*(name if size > 1 else None for name, size in zip(AXES, bias.shape, strict=False)))
 
 
-def fixed_fits(x: Array, keys_values: KeysValues) -> bool:
-    """Returns whether one kernel attends to fixed keys and values (`attend_fixed`)."""
-    keys = keys_values[0]
-    heads, (size, slots) = keys.shape[0] // x.shape[0] // shards(), keys.shape[-2:]
-    return decode_attention.fits(x.shape[1], heads, size, slots, keys.dtype, written=False)
-
-
-def attend_fixed(columns: tuple[Array, ...], keys_values: KeysValues, bias: Array, **sizes: Any) -> Array:
-    """Returns the attention `[B, T, N * K]` of queries to fixed keys `[B * n, K, N]` and values `[B * n, N, K]`.
-
-    `columns`, `bias` and `sizes` are those of `decode_attention.attend`.
-    """
-
-    def attend(keys: Array, values: Array, bias: Array, *columns: Array) -> Array:
-        start = jnp.zeros((columns[0].shape[0],), jnp.int32)
-        return decode_attention.attend(columns, keys, values, start, bias, **sizes)[0]
-
-    specs = (HEADS, HEADS, split_axes(bias), *(COLUMNS,) * len(columns))
-    return local(attend, specs, COLUMNS)(*keys_values, bias, *columns)
-
-
 class RMSNorm(nn.Module):
     """Root mean square norm, without a mean or a bias; computed in float32 and multiplied by `offset + scale`."""
 
@@ -191,7 +170,9 @@ def gated_units(module: nn.Module, x: Array, gate: Callable[[Array], Array]) -> 
     return units
 
 
-def cross_keys_values(decoder: Any, layer: Any, depth: int, encoded: Array) -> tuple[KeysValues, ...]:
+def cross_keys_values(
+    decoder: Any, layer: Any, depth: int, encoded: Array, part: str = "encoder_decoder_attention"
+) -> tuple[KeysValues, ...]:
     """Returns each layer's cross-attention keys and values, computed from the encoder's output `[B, N, E]`.
 
     If the layers run in a scan, there is one pair for all layers, `[L, B * n, …]`.
@@ -201,18 +182,19 @@ def cross_keys_values(decoder: Any, layer: Any, depth: int, encoded: Array) -> t
         layer: one of its layers, without a parent.
         depth: the number of layers.
         encoded: the encoder's output.
+        part: name of the attention that reads it.
     """
     if not decoder.config.scanned:
-        return tuple(layer.encoder_decoder_attention.keys_values(encoded) for layer in decoder.layers)
+        return tuple(getattr(layer, part).keys_values(encoded) for layer in decoder.layers)
 
     def project(module: Any) -> KeysValues:
-        keys_values: KeysValues = module.encoder_decoder_attention.keys_values(encoded)
+        keys_values: KeysValues = getattr(module, part).keys_values(encoded)
         return keys_values
 
     def body(_: None, params: Params, place: int, number: Any) -> tuple[None, KeysValues]:
         return None, layer.apply({"params": params}, method=project)
 
-    attention = {name: part for name, part in decoder.stack.items() if name == "encoder_decoder_attention"}
+    attention = {name: tree for name, tree in decoder.stack.items() if name == part}
     return over_layers(body, None, attention, depth, fixed=True)[1]
 
 

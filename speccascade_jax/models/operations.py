@@ -79,7 +79,8 @@ def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
         columns = sizes.head_dim * heads + 3 * (c.layer_input or 0)
         width = c.num_heads * sizes.head_dim
         cross = 0 if c.encoder is None else 4 * c.encoder.d_model * c.num_kv_heads * c.head_dim
-        layer, queries = 2 * c.d_model * columns + _feed_forward(c, number), 4 * c.d_model * width if c.encoder else 0
+        layer = 2 * c.d_model * columns + _feed_forward(c, number)
+        queries = 4 * c.d_model * width if c.has_cross_attention else 0
         return TokenCosts(layer, 4 * width, logits, cross=cross, queries=queries)
     width = c.num_heads * c.head_dim
     attention = 4 * width
@@ -110,10 +111,11 @@ def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed
 
 
 def encoder_flops(c: DecoderConfig, encoded: Any) -> Any:
-    """Returns the operations of a T5Gemma's encoder, in which a token sees a window on either side."""
+    """Returns the operations of a T5Gemma's encoder, in which a token sees a window on either side or around it."""
     assert c.encoder is not None
     costs = token_costs(c.encoder)
-    keys = sum(encoded if w is None else encoded.clip(max=2 * w + 1) for w in c.encoder.windows)
+    widest = [w if w is None or c.encoder.centered_window else 2 * w + 1 for w in c.encoder.windows]
+    keys = sum(encoded if w is None else encoded.clip(max=w) for w in widest)
     return c.encoder.num_layers * costs.layer * encoded + costs.attention * encoded * keys
 
 

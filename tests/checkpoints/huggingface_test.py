@@ -289,6 +289,17 @@ def test_t5gemma_starts_with_bos_and_may_have_an_output_layer_of_its_own(written
         read("t5gemma", odd)
 
 
+def test_t5gemma2_leaves_out_images_and_has_one_embedding(written):
+    tower = "model.encoder.vision_tower.vision_model.head.weight"
+    names = (tower, "model.encoder.multi_modal_projector.x", "model.encoder.embed_tokens.eoi_embedding")
+    images = dict.fromkeys(names, np.zeros(3, np.float32))
+    model, params = load(written("t5gemma2", arrays=images))
+    assert same(params, hf.random_parameters("t5gemma2"))
+    assert (model.config.start_id, model.config.pad_id, model.config.encoder.centered_window) == (2, 0, True)
+    with pytest.raises(CheckpointError, match=r"no place for 1 array \(model.decoder.vision_tower.x\)"):
+        load(written("t5gemma2", arrays={"model.decoder.vision_tower.x": np.zeros(3, np.float32)}))
+
+
 def test_umt5_is_scaled_only_if_its_file_ties_the_output_layer(written):
     """Google's files do not tie it; release 5 of transformers always ties and scales."""
     assert not read("umt5", {}).tied and read("umt5", {}, absent=["feed_forward_proj"]).gated
@@ -414,6 +425,14 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma4", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config is .*: give equal sizes for the layer"),
     ("gemma4", {"per_layer_config": {"1": {}, "x": {}}}, "per_layer_config is .*for the layers 1, 3 of full_attention"),
     ("gemma4", {"per_layer_config": dict.fromkeys("13", {"d": 4})}, "per_layer_config has d, but only head_dim, num_"),
+    ("t5gemma2", {"tie_word_embeddings": False}, "tie_word_embeddings is False, but only True is supported"),
+    ("t5gemma2", {"encoder": {"text_config": {}, "model_type": "gemma3"}}, "encoder.model_type is 'gemma3', but only"),
+    ("t5gemma2", {"decoder": hf.entries("t5gemma2")["decoder"] | {"attn_logit_softcapping": 50.0}},
+     "decoder.attn_logit_softcapping is 50.0, but only None"),
+    ("t5gemma2", {"decoder": hf.entries("t5gemma2")["decoder"] | {"hidden_size": 40}},
+     "merged_attention=True, but the encoder's d_model is 32: give 40, as in the decoder"),
+    ("t5gemma2", {"decoder": hf.entries("t5gemma2")["decoder"] | {"vocab_size": 98}},
+     "shared_embedding=True, but the encoder's num_embeddings is 97"),
     ("gemma3_images", {"text_config": None}, "text_config is None: give the entries of a gemma3_text"),
     ("gemma3_images", {"text_config": {"model_type": "llama"}}, "text_config.model_type is 'llama', but only 'gemma3_"),
     ("gemma3_images", {"text_config": {"attention_bias": True}}, "text_config.attention_bias is True, but only False"),

@@ -152,7 +152,9 @@ def test_damaged_data_files_are_refused(tmp_path, wide, change):
         load(tmp_path / "mine")
 
 
-@pytest.mark.parametrize("name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b", "gemma3_4b", "gemma4_e2b", "gemma4_26b_a4b"])
+@pytest.mark.parametrize(
+    "name", ["gemma2_2b", "llama3.1_8b", "qwen2.5_7b", "gemma3_4b", "gemma4_e2b", "gemma4_26b_a4b"]
+)
 def test_decoders_survive_a_round_trip_with_all_settings(tmp_path, name):
     config = tiny(name)
     rng = np.random.default_rng(0)

@@ -87,6 +87,11 @@ PUBLISHED = {
         "rope_base": 5_000_000, "norm_epsilon": 1e-6, "max_length": 65_536, "tied": True,
         "pattern": ("global", "global", "global", "unrotated"),
     },
+    "t5gemma2": GEMMA | {
+        "window": 512, "pattern": ("local",) * 5 + ("global",), "post_norms": True, "qk_norm": True,
+        "rope_base": 1_000_000, "local_rope_base": 10_000, "rope_factor": 8, "max_length": 32_768, "start_id": 2,
+        "merged_attention": True, "shared_embedding": True,
+    },
     "llama3.1": COMMON | {
         "rope_base": 500_000, "max_length": 131_072,
         "rope_scaling": RopeScaling(factor=8, low=1, high=4, original_length=8192),
@@ -109,6 +114,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
         }
         for size, units in (("30b_a3b", 768), ("235b_a22b", 1536))
     },
+    "t5gemma2_4b_4b": {"window": 1024, "max_length": 131_072},
     "gemma4_e2b": {
         "window": 512,
         "pattern": ("local",) * 4 + ("global",),
@@ -138,6 +144,9 @@ SIZES = {
     "gemma4_12b": (11_907_350_320, 16, 8, 256, 15360, 1.0, 61.9677335393),
     "gemma4_26b_a4b": (25_233_141_790, 16, 8, 256, 2112, 1.0, 53.0659966457),
     "gemma4_31b": (30_697_345_340, 32, 16, 256, 21504, 1.0, 73.3212111193),
+    "t5gemma2_270m_270m": (368_424_192, 4, 1, 256, 2048, 0.0625, 25.2982212813),
+    "t5gemma2_1b_1b": (1_697_782_016, 4, 1, 256, 6912, 0.0625, 33.9411254970),
+    "t5gemma2_4b_4b": (7_089_110_016, 8, 4, 256, 10240, 0.0625, 50.5964425627),
     "mistral0.1_7b": (7_241_732_096, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "mistral0.3_7b": (7_248_023_552, 32, 8, 128, 14336, 0.0883883476, 1.0),
     "qwen3_0.6b": (596_049_920, 16, 8, 128, 3072, 0.0883883476, 1.0),
@@ -213,10 +222,40 @@ def test_layers_without_keys_and_values_attend_to_the_last_ones_of_their_kind():
     ({"layer_input": 0}, "layer_input is 0: give a number of at least 1, or leave it out"),
     ({"rope_share": 1.5}, "rope_share is 1.5: give a number above 0 and at most 1"),
     ({"local_rope_base": None}, "global_head_dim is set, but local_rope_base is not"),
+    ({"merged_attention": True}, "merged_attention=True, but the encoder's d_model is None: give 32, as in the deco"),
 ])  # fmt: skip
 def test_contradictions_between_layers_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(tiny_decoders.SHARED, **change)
+
+
+def test_attention_to_two_parts_is_one_softmax_over_both():
+    config, draws = dataclasses.replace(tiny("gemma2_2b"), attention_cap=None), np.random.default_rng(6)
+    queries = draws.normal(size=(2, 6, 8)).astype(np.float32)
+    parts = [
+        (draws.normal(size=(2, 8, slots)).astype(np.float32), draws.normal(size=(2, slots, 8)).astype(np.float32))
+        for slots in (5, 3)
+    ]
+    joined = tuple(np.concatenate(pair, axis) for pair, axis in zip(zip(*parts, strict=True), (2, 1), strict=True))
+    mask = jnp.asarray(draws.random((1, 3, 8)) < 0.7).at[:, 0, :5].set(False)
+    outputs = [decoder_stack.attend(config, config.layer(0), queries, each, mask) for each in (tuple(parts), (joined,))]
+    np.testing.assert_allclose(*outputs, atol=1e-6)
+    np.testing.assert_allclose(outputs[0].sum(-1)[0, 0, 0, 0], _by_hand(queries[0, 0], *joined, mask[0, 0]), atol=1e-5)
+
+
+def _by_hand(query, keys, values, seen):
+    weights = np.where(seen, np.exp(query @ keys[0]), 0.0)
+    return (weights / weights.sum() @ values[0]).sum()
+
+
+@pytest.mark.parametrize(("window", "centered", "behind", "ahead"), [
+    (4, True, 1, 2), (5, True, 2, 2), (1, True, 0, 0), (2, False, 2, 2), (None, True, 9, 9),
+])  # fmt: skip
+def test_an_encoders_window_counts_tokens_on_each_side_or_on_both(window, centered, behind, ahead):
+    config = dataclasses.replace(tiny("t5gemma2_1b_1b").encoder, centered_window=centered)
+    back = np.subtract.outer(np.arange(7), np.arange(7))
+    seen = decoder_stack.near(config, jnp.arange(7), window)
+    np.testing.assert_array_equal(seen, (back <= behind) & (back >= -ahead))
 
 
 def test_heads_are_normalised_before_they_rotate():

@@ -27,7 +27,7 @@ GEMMA = dataclasses.replace(tiny("gemma2_2b"), num_layers=5, scan_layers=False)
 SMALL = T5Config(29, 32, 16, 2, 8, 24, 2, 3, scan_layers=False)
 CONFIGS = {"t5": SMALL, "gemma": GEMMA}
 UMT5 = dataclasses.replace(SMALL, layer_biases=True)
-NEWER = [("umt5", True), ("t5gemma", True)]
+NEWER = [("umt5", True), ("t5gemma", True), ("t5gemma2", True)]
 # Layers with other rotary frequencies and layers without any, and norms of queries and keys.
 MIXED = dataclasses.replace(
     tiny("gemma3_4b"), pattern=("local", "unrotated", "global"), num_layers=5, scan_layers=False
@@ -35,7 +35,12 @@ MIXED = dataclasses.replace(
 EXPERTS = dataclasses.replace(tiny("qwen3_30b_a3b"), num_layers=3, scan_layers=False)
 # Its encoder is wider and less deep.
 T5GEMMA = dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=3, scan_layers=False)
-DEEPER = {"mixed": MIXED, "t5gemma": T5GEMMA}
+SHALLOW = {"pattern": ("local", "global"), "num_layers": 3}
+T5GEMMA2 = tiny("t5gemma2_1b_1b")
+T5GEMMA2 = dataclasses.replace(
+    T5GEMMA2, encoder=dataclasses.replace(T5GEMMA2.encoder, **SHALLOW), scan_layers=False, **SHALLOW
+)
+DEEPER = {"mixed": MIXED, "t5gemma": T5GEMMA, "t5gemma2": T5GEMMA2}
 RNG = np.random.default_rng(0)
 ENCODER, TOKENS = (RNG.integers(2, 29, (3, width)).astype(np.int32) for width in (7, 12))
 
@@ -68,7 +73,7 @@ def close(left, right):
 @pytest.mark.parametrize(("kind", "remat"), [*itertools.product(CONFIGS, (False, True)), *NEWER])
 def test_gradients_and_logits_equal_those_of_unrolled_layers(kind, remat):
     """Compares those of training; `remat` changes nothing for either layout."""
-    config = (CONFIGS | {"umt5": UMT5, "t5gemma": T5GEMMA})[kind]
+    config = (CONFIGS | DEEPER | {"umt5": UMT5})[kind]
     module = T5Module if isinstance(config, T5Config) else DecoderModule
 
     def loss(params, config, again):
@@ -230,7 +235,7 @@ def test_names_shapes_layouts_and_fingerprints(kind):
 
 def test_the_depth_determines_whether_layers_are_scanned_unless_the_option_is_set():
     shallow = {f"{family}_{size}" for family in ("t5_1_1", "umt5") for size in ("small", "base")}
-    shallow |= {"gemma_2b", "gemma3_270m", "llama3.2_1b", "t5gemma_s_s", "t5gemma_b_b"}
+    shallow |= {"gemma_2b", "gemma3_270m", "llama3.2_1b", "t5gemma_s_s", "t5gemma_b_b", "t5gemma2_270m_270m"}
     shallow |= {name for name in PRESETS if name.startswith("gemma4")}  # their layers differ in shapes
     assert {name for name, config in PRESETS.items() if not config.scanned} == shallow
     deep = dataclasses.replace(GEMMA, num_layers=stacks.SCAN_FROM, scan_layers=None)

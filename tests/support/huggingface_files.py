@@ -38,6 +38,7 @@ KINDS: dict[str, T5Config | DecoderConfig] = {
     "gemma3_images": dataclasses.replace(tiny("gemma3_4b"), num_layers=7),
     # the encoder and the decoder differ in width and depth
     "t5gemma": dataclasses.replace(tiny("t5gemma_9b_2b"), d_model=24, num_layers=4, embedding_scale=24**0.5),
+    "t5gemma2": dataclasses.replace(tiny("t5gemma2_4b_4b"), num_layers=7),
     "gemma4": dataclasses.replace(tiny_decoders.SHARED, global_kv_heads=1),
     "gemma4_experts": tiny_decoders.PARALLEL,
 }
@@ -69,6 +70,21 @@ def entries(kind: str) -> dict:
         windows |= {"bos_token_id": 2, "pad_token_id": 0}
         stacks = {"encoder": _common(c.encoder) | windows, "decoder": _common(c) | windows}
         return {"model_type": "t5gemma", "eos_token_id": [1], **stacks}
+    if kind == "t5gemma2":
+        # as release 5 wrote it; no entry names the tokens, as in the published files' stacks
+        ropes = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": c.rope_base}}
+        ropes |= {"sliding_attention": {"rope_type": "default", "rope_theta": c.local_rope_base}}
+        options = {"query_pre_attn_scalar": 12, "sliding_window": 6, "rope_parameters": ropes}
+        text, decoder = (
+            {name: value for name, value in _common(stack).items() if name != "rope_theta"} | options
+            for stack in (c.encoder, c)
+        )
+        encoder = {"text_config": text | {"model_type": "t5gemma2_text"}, "vision_config": {"hidden_size": 4}}
+        return {
+            "model_type": "t5gemma2", "bos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": True,
+            "encoder": encoder | {"model_type": "t5gemma2_encoder"},
+            "decoder": decoder | {"model_type": "t5gemma2_decoder"},
+        }  # fmt: skip
     if kind == "gemma4":
         whole = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": c.rope_base}
         return {name: value for name, value in _common(c).items() if name != "rope_theta"} | {
@@ -129,7 +145,7 @@ def names(kind: str) -> dict[str, str]:
     c = KINDS[kind]
     if isinstance(c, T5Config):
         return _t5_names(c)
-    if kind == "t5gemma":
+    if kind.startswith("t5gemma"):
         return _t5gemma_names(c)
     root = ROOTS.get(kind, "")
     if root.startswith("model."):
@@ -165,12 +181,16 @@ def _t5_names(c: T5Config) -> dict[str, str]:
 
 
 def _t5gemma_names(c: DecoderConfig) -> dict[str, str]:
-    tensor_names = {"token_embedder/embedding": "model.decoder.embed_tokens.weight"}
-    tensor_names["encoder/token_embedder/embedding"] = "model.encoder.embed_tokens.weight"
+    tensor_names = {"token_embedder/embedding": "model.encoder.embed_tokens.weight"}
+    if not c.shared_embedding:
+        tensor_names = {
+            "token_embedder/embedding": "model.decoder.embed_tokens.weight",
+            "encoder/token_embedder/embedding": "model.encoder.embed_tokens.weight",
+        }
     for stack, config in (("encoder", c.encoder), ("decoder", c)):
         tensor_names[f"{stack}/{stack}_norm/scale"] = f"model.{stack}.norm.weight"
         parts = {"self_attention": "self_attn"}
-        parts |= {"encoder_decoder_attention": "cross_attn"} if stack == "decoder" else {}
+        parts |= {"encoder_decoder_attention": "cross_attn"} if stack == "decoder" and not c.merged_attention else {}
         for i in range(config.num_layers):
             ours, theirs = f"{stack}/layers_{i}", f"model.{stack}.layers.{i}"
             for a, b in (*parts.items(), ("mlp", "feedforward")):
@@ -180,6 +200,9 @@ def _t5gemma_names(c: DecoderConfig) -> dict[str, str]:
             for a, b in parts.items():
                 for x, y in {"query": "q", "key": "k", "value": "v", "out": "o"}.items():
                     tensor_names[f"{ours}/{a}/{x}/kernel"] = f"{theirs}.{b}.{y}_proj.weight"
+            for x in "qk" if c.qk_norm else "":
+                name = {"q": "query", "k": "key"}[x]
+                tensor_names[f"{ours}/self_attention/{name}_norm/scale"] = f"{theirs}.self_attn.{x}_norm.weight"
             for x, y in {"wi_0": "gate", "wi_1": "up", "wo": "down"}.items():
                 tensor_names[f"{ours}/mlp/{x}/kernel"] = f"{theirs}.mlp.{y}_proj.weight"
     return tensor_names

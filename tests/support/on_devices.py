@@ -64,15 +64,19 @@ if __name__ == "__main__":
             return {name: T5(T5Config(entries - 3, entries, *size, **biases)) for name, size in sizes.items()}
         # with this window, caches are ring buffers
         presets = {"normed": "gemma3_4b", "experts": "qwen3_30b_a3b", "t5gemma": "t5gemma_9b_2b"}
+        presets["t5gemma2"] = "t5gemma2_4b_4b"
         preset = presets.get(kind, "gemma2_2b")
         config = tiny(preset, vocab_size=entries - 3, window=6)
         if kind == "normed":
             config = replace(config, pattern=("local", "unrotated", "global"))
-        config = replace(config, num_embeddings=entries, num_heads=8, num_kv_heads=4)
+        sizes = {"num_embeddings": entries, "num_heads": 8, "num_kv_heads": 4}
+        if config.merged_attention:
+            sizes["pattern"] = ("local", "global")
         if config.encoder is not None:
-            # keys of cross-attention have the encoder's width, and its fused kernels have other widths
-            encoder = replace(config.encoder, num_embeddings=entries, num_heads=4, num_kv_heads=4)
-            config = replace(config, d_model=24, encoder=encoder)
+            # fused kernels of the encoder have other widths, and keys of cross-attention have the encoder's width
+            width = config.encoder.d_model if config.merged_attention else 24
+            sizes |= {"encoder": replace(config.encoder, **sizes | {"num_heads": 4}), "d_model": width}
+        config = replace(config, **sizes)
         depths = {"target": 3, "middle": 2, "draft": 1}
         if kind == "head":
             config = replace(config, pattern=("global",))
@@ -122,17 +126,19 @@ if __name__ == "__main__":
             return Prompt(np.zeros((ROWS, 1), np.int32), np.ones(ROWS, np.int32), read)
         return Prompt(read, draws.integers(2, READ + 1, ROWS).astype(np.int32))
 
+    def on(mesh: Any, model: Any, params: Any, fused: bool = True, is_whole: bool = False) -> BoundModel:
+        if mesh is None:
+            return BoundModel(fuse(params), model)
+        if is_whole:
+            return BoundModel(jax.tree.map(lambda x: sharding.whole(np.asarray(x), mesh), params), model)
+        laid = fuse(params, mesh.shape["model"]) if fused else params
+        return BoundModel(sharding.place(laid, mesh), replace(model, mesh=mesh))
+
     def pair(kind: str, mesh: Any, fused: bool = True, whole: tuple[str, ...] = ()) -> Pair:
-        bound = {}
-        for seed, (name, model) in enumerate(with_layout(kind).items()):
-            params = initial(model, seed)
-            if mesh is None:
-                bound[name] = BoundModel(fuse(params), model)
-            elif name in whole:
-                bound[name] = BoundModel(jax.tree.map(lambda x: sharding.whole(np.asarray(x), mesh), params), model)
-            else:
-                laid = fuse(params, mesh.shape["model"]) if fused else params
-                bound[name] = BoundModel(sharding.place(laid, mesh), replace(model, mesh=mesh))
+        bound = {
+            name: on(mesh, model, initial(model, seed), fused, name in whole)
+            for seed, (name, model) in enumerate(with_layout(kind).items())
+        }
         if isinstance(bound["draft"].model, Assistant):
             bound["draft"] = bound["draft"].model.attached(bound["draft"].params, bound["target"])
         return Pair(bound["target"], bound["draft"], others={"middle": bound["middle"]})
@@ -174,13 +180,15 @@ if __name__ == "__main__":
 
     def fed(kind: str, shape: tuple[int, int]) -> float:
         """Returns the largest difference of a block's logits after a prefill; a mesh's against one device's."""
-        logits = []
+        logits, model = [], with_layout(kind)["target"]
+        params = initial(model, 0)
         for mesh in (None, meshes.make(shape)):
-            target, prompt = pair(kind, mesh).target, sharding.by_rows(prompts(kind), mesh)
+            target, prompt = on(mesh, model, params), sharding.by_rows(prompts(kind), mesh)
 
             def run(params: Any, prompt: Any, model: Any = target.model) -> Any:
                 cache = model.prefill(params, prompt, READ + GAMMA + 1, GAMMA)
-                return model.extend(params, cache, prompt.tokens[:, : GAMMA + 1])[0].logits
+                block = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+                return model.extend(params, cache, block[:, : GAMMA + 1])[0].logits
 
             logits.append(np.asarray(jax.jit(run)(target.params, prompt))[..., : VOCABULARY - 3])
         return float(np.abs(logits[0] - logits[1]).max() / logits[0].std())
@@ -264,6 +272,7 @@ if __name__ == "__main__":
         "t5 2x4 whole draft": lambda: same("t5", "greedy", (2, 4), whole=("draft", "middle")),
         "decoder 2x4": lambda: same("decoder", "greedy", (2, 4)),
         "t5gemma 2x4": lambda: same("t5gemma", "greedy", (2, 4)),
+        "t5gemma2 scan 2x4": lambda: fed("t5gemma2 scan", (2, 4)),
         "normed 2x4": lambda: same("normed", "greedy", (2, 4)),
         "normed 2x4 unfused": lambda: same("normed", "greedy", (2, 4), fused=False),
         "experts scan 2x4": lambda: fed("experts scan", (2, 4)),

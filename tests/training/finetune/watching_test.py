@@ -51,6 +51,12 @@ def test_a_t5s_operations_are_those_that_xla_counts(name):
 
 def test_a_t5gemmas_operations_are_those_that_xla_counts():
     config = replace(DECODERS["gemma2"], encoder=replace(DECODERS["gemma2"], d_model=128, num_layers=3))
+    _check_encoder_decoder(config)
+    encoder = replace(DECODERS["gemma2"], window=SOURCE, centered_window=True)
+    _check_encoder_decoder(replace(DECODERS["gemma2"], encoder=encoder, merged_attention=True, shared_embedding=True))
+
+
+def _check_encoder_decoder(config):
     ours = watching.training_flops(config, np.full(ROWS, TARGET), np.full(ROWS, SOURCE)) / 3
     assert ours == pytest.approx(_counted(DecoderModule(config), SOURCE, TARGET), rel=0.03)
 
