@@ -50,8 +50,13 @@ def turned(x):
 
 @pytest.mark.usefixtures("anew")
 def test_a_cache_that_is_copied_in_every_step_is_found(monkeypatch):
-    write = Slots.write
-    monkeypatch.setattr(Slots, "write", lambda self, block: tuple(map(turned, write(self, block))))
+    attend = Slots.attend
+
+    def copied(*args, **sizes):
+        mixed, written = attend(*args, **sizes)
+        return mixed, tuple(map(turned, written))
+
+    monkeypatch.setattr(Slots, "attend", copied)
     family, arguments = TINY["tiny T5, a round"]
     assert compiling.compiled(family, **arguments)[1].cache_copies >= arguments["block_size"]
 
