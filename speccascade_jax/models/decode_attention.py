@@ -200,7 +200,11 @@ class _Kernel:
             values: the same for values.
         """
         output = jax.ShapeDtypeStruct((self.rows, self.new, self._query_width), keys.dtype)
-        caches = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] if self.writes else []
+        caches: list[Any] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] if self.writes else []
+        if len(keys) > self.rows * self.heads and not platforms.interpreter():
+            # XLA would move the layers of a stack to VMEM and back, all of them for each layer's call
+            keys, values = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (keys, values))
+            caches = [pltpu.HBM(x.shape, x.dtype) for x in caches]
         # In one array, the queries, keys and values are three blocks of columns.
         inputs = columns * 3 if self.writes and len(columns) == 1 else columns
         number = 1 + len(inputs) + 1
