@@ -40,8 +40,8 @@ def tiled(slots: int) -> int:
     if not platforms.uses_kernels():
         return slots
     tiles = -(-slots // LANES)
-    chunks = -(-tiles // MOST_TILES)
-    return chunks * -(-tiles // chunks) * LANES
+    # chunks of at least two tiles, with at most one tile more than is needed
+    return LANES * min(-(-tiles // size) * size for size in range(min(2, tiles), MOST_TILES + 1))
 
 
 def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool = True) -> bool:
