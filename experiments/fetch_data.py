@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.list:
             _list(names)
         else:
-            _fetch(names, expanded(args.to) if args.to else directory.data_directory(), args.github)
+            _fetch(names, directory.data_directory() if args.to is None else _folder(args.to), args.github)
     except (ValueError, OSError, ImportError, locks.LockedError) as error:
         print(f"error: {'; '.join(line.strip() for line in str(error).splitlines())}", file=sys.stderr)
         return 1
@@ -54,6 +54,12 @@ def _chosen(names: Sequence[str]) -> list[str]:
         if name not in DATA_SETS:
             raise ValueError(f"{hint(name, DATA_SETS)}{name!r} is no data set: give some of {', '.join(DATA_SETS)}")
     return [name for name in DATA_SETS if name in names or not names]
+
+
+def _folder(named: str) -> Path:
+    if not named:  # such as an unset variable of a shell, which must not stand for another folder
+        raise ValueError("--to is empty: give a folder, or leave it out")
+    return expanded(named)
 
 
 def _list(names: Sequence[str]) -> None:

@@ -43,18 +43,23 @@ class Fetcher:
             file: its sources.
 
         Raises:
-            ValueError: the file, or what its sources give now, has another checksum than the recorded one; or a source
-                is damaged.
+            ValueError: the file, or what its sources give now, has another checksum than the recorded one; a source is
+                damaged; or a folder has the file's name.
             ImportError: a source is on the hub, and the extra `hub` is not installed.
             OSError: a source cannot be reached, or the file cannot be written.
         """
         path, lock = self.folder / name, directory.recorded(self.folder)
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, but the name of a file of the data set: move it away")
         if path.exists():
             known = name in lock["sha256"]
             directory.check_recorded(self.folder, name)
             return "unchanged" if known else "kept as it is: this command did not make it"
         rows = self._rows(file, lock["revisions"])
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        try:
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        except UnicodeEncodeError as error:
+            raise _changed(file.sources[0], error) from error
         now = directory.checksum(text)
         if (before := lock["sha256"].setdefault(name, now)) != now:
             again = f"to accept them, delete the entry in {self.folder / directory.RECORD} and run the command again"
@@ -68,10 +73,13 @@ class Fetcher:
         contents = [self._content(source, revisions) for source in file.sources]
         try:
             rows = list(file.derive(*contents))
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise _changed(file.sources[0], error) from error
         if not rows:
             raise _changed(file.sources[0], "it has no rows")
+        # A checksum is recorded at once, so that a mirror's error page would count as the file from then on.
+        if other := [row for row in rows if not isinstance(row, dict)]:
+            raise _changed(file.sources[0], f"a row is {other[0]!r:.40}")
         return rows
 
     def _content(self, source: str, revisions: dict[str, str]) -> Any:

@@ -201,6 +201,26 @@ def test_other_content_than_the_published_one_is_refused(github, tmp_path, conte
     assert not list((tmp_path / "data").glob("*/*")) and not (tmp_path / "data" / directory.RECORD).exists()
 
 
+@pytest.mark.parametrize(("name", "content"), [
+    ("webquestions", b"[1, 2]"), ("dialogsum", b"404\n"), ("spec_bench", b'{"category": "\\ud800"}'),
+    ("gsm8k", b'{"question": 5}'),
+])  # fmt: skip
+def test_values_that_are_no_rows_are_refused(github, tmp_path, name, content, capsys):
+    files, run = github
+    source = DATA_SETS[name][1][0].sources[0]
+    files[source] = content
+    assert run(name) == 1
+    assert f"error: {source} is not in its published form (" in capsys.readouterr().err
+    assert not list((tmp_path / "data").rglob("*"))
+
+
+def test_folders_that_stand_for_nothing_are_refused(github, tmp_path, capsys):
+    _, run = github
+    (folder := tmp_path / "data/spec_bench/dev_half.jsonl").mkdir(parents=True)
+    assert run("spec_bench") == 1 and f"error: {folder} is a folder, but" in capsys.readouterr().err
+    assert run("spec_bench", "--to", "") == 1 and "error: --to is empty: give a folder" in capsys.readouterr().err
+
+
 def test_refusals_are_one_line(github, tmp_path, capsys):
     assert fetch_data.main(["gsm8", "--to", str(tmp_path)]) == 1
     assert "did you mean gsm8k, dialogsum? 'gsm8' is no data set: give some of spec_bench" in capsys.readouterr().err
