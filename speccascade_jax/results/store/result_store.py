@@ -76,7 +76,7 @@ class ResultStore:
         self.damaged: list[DamagedLine] = []
         self._places: dict[str, int] = {}
         self._file = self._lock = -1
-        self._created = self._created_folder = False
+        self._created, self._new_folders = False, list[Path]()
         try:
             self._open()
         except BaseException:
@@ -87,7 +87,8 @@ class ResultStore:
         """Takes the lock, moves damaged lines away, adds a missing last line end, and loads the records."""
         self._place = Path(os.path.realpath(self.path))
         self._lock_path = self._place.with_name(self._place.name + ".lock")
-        self._created, self._created_folder = not self._place.exists(), not self._place.parent.exists()
+        self._created = not self._place.exists()
+        self._new_folders = [folder for folder in self._place.parents if not folder.exists()]
         self._lock = locks.acquire(self._lock_path, self.path)
         if self._place.exists() and not self._place.is_file():
             raise NotAStoreError(f"{self._place} is not a file that results can be written to: name another output")
@@ -240,9 +241,9 @@ class ResultStore:
         if self._lock >= 0:
             locks.release(self._lock, self._lock_path)
             self._lock = -1
-            if self._created_folder:
-                with contextlib.suppress(OSError):  # it holds files
-                    self._place.parent.rmdir()
+            with contextlib.suppress(OSError):  # one holds files
+                for folder in self._new_folders:
+                    folder.rmdir()
 
     def __enter__(self) -> "ResultStore":
         return self

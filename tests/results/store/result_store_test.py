@@ -58,7 +58,7 @@ def test_keys_depend_on_every_part_and_on_nothing_else():
 
 
 def test_a_store_that_nothing_was_written_to_is_not_left_behind(path):
-    ResultStore(path).close()
+    ResultStore(path.parent / "a/b/x.jsonl").close()
     assert not path.parent.exists()
     path.parent.mkdir()
     path.touch()
