@@ -385,13 +385,15 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
     """Returns the sizes of global layers where they differ from those of local layers.
 
     Published files store them as `global_head_dim` and `num_global_key_value_heads`. Release 5.23 of transformers
-    writes them for each layer, in `per_layer_config`.
+    writes them for each layer, in `per_layer_config`, which is empty if the sizes are equal.
     """
     by_layer = record.get("per_layer_config")
     if by_layer is None:
         # The number of heads only counts where keys are values too.
         heads = record.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
         inner = {"head_dim": record.get("global_head_dim", 512)} | ({"num_key_value_heads": heads} if heads else {})
+    elif by_layer == {}:
+        inner = {}
     else:
         inner = _of_layers(record, by_layer, [i for i, kind in enumerate(kinds) if kind == "global"])
     sizes = Record(record.file, inner, "per_layer_config")

@@ -195,6 +195,8 @@ def test_gemma_4_is_read_as_published_and_as_release_5_writes_it(written):
     for keys in (("1", "3"), ("01", "03")):  # a model of more than ten layers has zeros before small numbers
         by_layer = dict.fromkeys(keys, {"head_dim": 16, "num_key_value_heads": 1})
         assert read("gemma4", {"per_layer_config": by_layer}, absent) == hf.KINDS["gemma4"]
+    equal = read("gemma4", {"per_layer_config": {}}, absent)  # release 5, if global layers are as large as local ones
+    assert equal.global_head_dim is None and equal.global_kv_heads is None
     # A count of global heads only matters where values are keys, and the last layer is global whatever the file says.
     assert read("gemma4", {"attention_k_eq_v": False}).global_kv_heads is None
     assert (
