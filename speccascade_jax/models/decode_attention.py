@@ -56,10 +56,13 @@ def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool 
         written: whether the block's keys and values are written.
     """
     whole = size % LANES == 0 or (LANES % size == 0 and heads % (LANES // size) == 0)
+    # The smallest chunk is one tile, so with more heads, such as the 128 of T5 11B, the chunks would not fit into VMEM.
+    tile = heads * size * jnp.dtype(dtype).itemsize * LANES
     return (
         platforms.uses_kernels()
         and new <= MOST_TOKENS
         and whole
+        and tile <= LARGEST_CHUNK
         and (slots % LANES == 0 or not written)
         and jnp.dtype(dtype).name in ("bfloat16", "float32")
     )

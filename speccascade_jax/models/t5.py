@@ -734,10 +734,10 @@ class T5(CachedModel[KVCache]):
     ) -> tuple[KVCache, Array | None]:
         if prompt.encoder_tokens is None:
             raise ValueError("the prompt has no encoder_tokens: give the encoder's input there")
-        (rows, width), max_len = prompt.tokens.shape, tiled(max_len)
+        rows, width = prompt.tokens.shape
         if max_len < width:
             raise ValueError(f"max_len is {max_len}, but the decoder context has {width} tokens: raise max_len")
-        c = self.config
+        c, max_len = self.config, tiled(max_len)
         static = self._apply(params, prompt.encoder_tokens, prompt.encoder_real, max_len, method="start")
         with under(self.mesh):
             depth = c.num_decoder_layers

@@ -161,6 +161,12 @@ def test_only_shapes_that_fill_tiles_use_the_kernel(interpreted):
     assert not fits(17, 12, 64, 128) and not fits(1, 3, 64, 128) and not fits(1, 12, 64, 80) and not fits(1, 2, 96, 128)
 
 
+def test_caches_with_too_many_heads_for_vmem_are_left_to_xla(interpreted):
+    fits = partial(decode_attention.fits, 6, slots=128)
+    assert fits(64, 64, dtype="float32") and fits(32, 128, dtype="bfloat16")
+    assert not fits(128, 128, dtype="bfloat16") and not fits(128, 128, dtype="float32", written=False)
+
+
 def test_programs_for_a_cpu_have_no_kernels():
     assert not decode_attention.fits(1, 12, 64, 128, "float32") and decode_attention.tiled(82) == 82
     with platforms.traced_for("tpu"):
@@ -175,6 +181,15 @@ MODELS = {
     "t5_scanned": random_t5.bound(T5Config(num_encoder_layers=1, num_decoder_layers=2, scan_layers=True, **T5_SIZES)),
     "gemma2": tiny_decoders.bound(GEMMA),
 }
+
+
+def test_a_cache_that_is_too_short_is_refused_before_it_is_tiled(interpreted):
+    params, model = MODELS["t5"].params, MODELS["t5"].model
+    prompt = Prompt(
+        tokens=jnp.ones((1, 9), jnp.int32), length=jnp.array([9]), encoder_tokens=jnp.ones((1, 4), jnp.int32)
+    )
+    with pytest.raises(ValueError, match="max_len is 8, but"):
+        model.prefill(params, prompt, 8)
 
 
 def steps(bound):
