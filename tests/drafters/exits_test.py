@@ -81,9 +81,11 @@ def _pairs(target, layer):
     return Pair(target, early_exit(target, layer)), Pair(target, early_exit(copied, layer))
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.laws), 1.0])
 # odd layers have attention windows
-@pytest.mark.parametrize("layer", [2, *(pytest.param(n, marks=pytest.mark.laws) for n in (0, 1, 3))])
+@pytest.mark.parametrize(
+    ("layer", "temperature"),
+    [(2, 1.0), *(pytest.param(*case, marks=pytest.mark.laws) for case in ((0, 1.0), (1, 1.0), (3, 1.0), (3, 0.0)))],
+)
 def test_drafting_in_the_targets_cache_equals_a_separate_draft(target, layer, temperature):
     """Compares tokens and acceptance with those of a separate draft; the greedy output must be the target's."""
     shared, copied = _pairs(target, layer)
