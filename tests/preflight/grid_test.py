@@ -13,6 +13,7 @@ from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.methods.table import METHODS
 from speccascade_jax.models import layers
 from speccascade_jax.preflight.traffic import COLLECTIVES
+from speccascade_jax.runtime import platforms
 from speccascade_jax.stopping.policies import STOPS
 from tests.support import compiling
 from tests.support.compiling import needs_tpu_compiler
@@ -82,8 +83,6 @@ CASES = [
 
 WIDTHS = 2
 """Cache copies in a Gemma's round with several widths of target calls, because XLA changes the cache's layout."""
-GENERATION = 18
-"""Cache copies in a Gemma's generation of three rounds, six per round; the program of a single round has none."""
 
 
 def check(report, text, copies=0):
@@ -103,8 +102,7 @@ def test_everything_compiles_for_a_tpu(family, arguments):
     several = family == "gemma" and is_round and any("width_" in line for line in report.assumed)
     # nested engines write a Gemma's short ring buffers as a whole, and trees move all of their entries
     inner = family == "gemma" and bool({"tail", "drafters", "tree"} & arguments.keys())
-    whole = family == "gemma" and arguments.get("part") == "generation" and "method" not in arguments
-    check(report, program.as_text(), None if inner else GENERATION * whole or WIDTHS * several)
+    check(report, program.as_text(), None if inner else WIDTHS * several)
     assert report.memory.arguments > 0 and report.fits
 
 
@@ -142,7 +140,8 @@ def test_a_mesh_exchanges_sums_and_small_arrays_only(family):
 
 
 def test_attention_that_leaves_its_device_is_found(monkeypatch):
-    # without `jax.shard_map`, XLA splits attention by itself
+    # without `jax.shard_map`, XLA splits attention by itself; it refuses to split kernels
+    monkeypatch.setenv(platforms.SWITCH, "0")
     monkeypatch.setattr(layers, "under", lambda mesh: contextlib.nullcontext())
     jax.clear_caches()
     program, _ = compiling.compiled("t5", **ON_MESH, prompt_length=17)
