@@ -80,7 +80,7 @@ def check_recorded(folder: Path, name: str) -> None:
         with contextlib.suppress(OSError, EOFError, zlib.error):  # a damaged file has another checksum, too
             content = gzip.decompress(content)
     if (now := checksum(content)) != before:
-        again = f"delete it and run  python -m experiments.fetch_data {name.partition('/')[0]}"
+        again = f"delete it and run  python -m experiments.fetch_data {name.partition('/')[0]} --to '{folder}'"
         mine = f"or delete its entry in {folder / RECORD} if you changed it yourself"
         raise ValueError(
             f"{folder / name} has changed: its sha256 is {now}, but {before} was recorded: {again}  , {mine}"
