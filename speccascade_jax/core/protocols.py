@@ -68,6 +68,50 @@ class LanguageModel(Protocol):
         """Returns int32 `[B]`: how many tokens each row of the cache has consumed."""
 
 
+class DraftedBlock(NamedTuple):
+    """A block that a model drafted in one call (`BlockModel`).
+
+    Attributes:
+        logits: float32 `[B, turns, V]`, after the pending token and after each drafted one.
+        tokens: int32 `[B, turns]`, each drawn from the logits at its place.
+        cache: the cache, of the length before the call; its slots hold the tokens that were fed.
+    """
+
+    logits: Array
+    tokens: Array
+    cache: Cache
+
+
+@runtime_checkable
+class BlockModel(LanguageModel, Protocol):
+    """A model that may draft a whole block in one call, which is faster than its single steps."""
+
+    def can_draft(self, params: Params, cache: Cache, turns: int) -> bool:
+        """Returns whether `draft` accepts these parameters, this cache and this number of tokens."""
+
+    def draft(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: Array,
+        missed: Array,
+        uniforms: Array,
+        temperature: Array,
+        turns: int,
+    ) -> DraftedBlock:
+        """Feeds known tokens, then draws tokens and feeds them, up to `turns` after the first known one.
+
+        Args:
+            params: the model's parameters.
+            cache: the model's cache.
+            tokens: int32 `[B, 2]`, the missed token and the pending one.
+            missed: bool `[B]`, whether a row's cache lacks its missed token.
+            uniforms: float32 `[B, G]`, random numbers in [0, 1) of the draws; a draw without a number is meaningless.
+            temperature: float32 `[B]`; 0 is greedy.
+            turns: how many tokens are fed after the missed one.
+        """
+
+
 class BranchingModel(LanguageModel, Protocol):
     """A model that can be fed a tree of tokens (`core.trees`)."""
 

@@ -20,6 +20,7 @@ from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.protocols import (
+    BlockModel,
     BranchingModel,
     Counted,
     Decision,
@@ -174,6 +175,26 @@ class ModelDrafter(PolicyDrafter):
         If `request.complete`, a row that drew its last token takes one more pass, which gives the distribution at the
         bonus position and feeds the last token to the cache. Otherwise that token is fed in the next round.
         """
+        if not self._may_use_one_kernel(params, state, request):
+            return self._in_steps(params, state, request)
+        sampling = request.controls.draft
+        # the kernel does not search for the thresholds of top-k and top-p
+        uncut = jnp.all((sampling.top_k <= 0) & (sampling.top_p >= 1.0))
+        with jax.named_scope("in_one_kernel"):
+            draft, state = jax.lax.cond(
+                uncut, partial(self._in_one_kernel, params), partial(self._in_steps_alone, params), state, request
+            )
+        return draft, state, request.target.cache
+
+    def _in_steps_alone(
+        self, params: Params, state: ModelDrafterState, request: Request
+    ) -> tuple[Draft, ModelDrafterState]:
+        return self._in_steps(params, state, request)[:2]
+
+    def _in_steps(
+        self, params: Params, state: ModelDrafterState, request: Request
+    ) -> tuple[Draft, ModelDrafterState, Cache]:
+        """Drafts in a loop with one call of the model per token."""
         # Missed tokens are counted before they are fed, because the calls that feed them are draft steps too.
         missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
@@ -193,15 +214,65 @@ class ModelDrafter(PolicyDrafter):
             draft=self._empty(request, steps=jnp.where(request.active, -(-missed // self.catches_up), 0)),
         )
 
-        # one call makes the random bits of all slots, because a slot's bits do not depend on when the loop reaches it
-        slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), (pending.shape[0], self.block))
-        uniforms = request.keys.uniform(slots, rngs.DRAFT)
+        uniforms = self._uniforms(request)
 
         def body(carry: _Drafting) -> _Drafting:
             return self._step(params, carry, request, uniforms)
 
         end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
         return end.draft, end.state, request.target.cache
+
+    def _uniforms(self, request: Request) -> Array:
+        """Returns the random numbers `[B, G]` of the block's draws."""
+        # one call makes the random bits of all slots, because a slot's bits do not depend on when the loop reaches it
+        slots = jnp.broadcast_to(jnp.arange(self.block, dtype=jnp.int32), (request.length.shape[0], self.block))
+        return request.keys.uniform(slots, rngs.DRAFT)
+
+    def _may_use_one_kernel(self, params: Params, state: ModelDrafterState, request: Request) -> bool:
+        # blocks that a policy ends early need their distributions one by one; a drafter that sits out may miss more
+        # than one token
+        usual = isinstance(self.stop, Fixed) and not self.sits_out and self.catches_up == 1
+        model, turns = self.model, self.block + request.complete
+        return usual and isinstance(model, BlockModel) and model.can_draft(params["model"], state.cache, turns)
+
+    def _in_one_kernel(
+        self, params: Params, state: ModelDrafterState, request: Request
+    ) -> tuple[Draft, ModelDrafterState]:
+        """Drafts with one call of the model for the whole block; computes the distributions from all its logits."""
+        model, sampling, turns = self.model, request.controls.draft, self.block + request.complete
+        assert isinstance(model, BlockModel)
+        consumed = model.consumed(state.cache)
+        missed = request.active & (request.length - 1 > consumed)
+        places = jnp.stack([consumed, request.length - 1], axis=1)
+        known = jnp.take_along_axis(request.tokens, places, axis=1)
+        logits, drawn, cache = model.draft(
+            params["model"], state.cache, known, missed, self._uniforms(request), sampling.temperature, turns
+        )
+        draws, going = self._taken(request, drawn[:, : self.block])
+        fed = missed + jnp.sum(going, axis=1, dtype=jnp.int32)
+        logits = logits[..., : model.vocab_size]
+        with jax.named_scope("sampling"):
+            q, q_tilde, _ = raw_and_scaled(logits, sampling)
+        laws = Laws(q, q_tilde)
+        if request.block.logs is not None:
+            laws = replace(laws, logs=log_laws(logits, q_tilde, sampling))
+        draft = in_buffers(
+            request, jnp.where(draws, drawn[:, : self.block], 0), jnp.sum(draws, 1, dtype=jnp.int32), fed
+        )
+        written: Laws = jax.tree.map(lambda buffer, new: buffer.at[:, :turns].set(new), draft.laws, laws)
+        bad = draft.bad.at[:, :turns].set(~jnp.isfinite(logits.max(-1)) & going)
+        cache = model.rollback(cache, consumed + fed)
+        return with_laws(draft, written, bad=bad), replace(state, cache=cache)
+
+    def _taken(self, request: Request, drawn: Array) -> tuple[Array, Array]:
+        """Returns which tokens `[B, G]` of a whole block count, and which passes `[B, turns]` of the model."""
+        slots = jnp.arange(self.block)
+        ends = is_stop(drawn, request.stop_ids) | (slots + 1 >= request.room[:, None])
+        before = jnp.cumsum(ends, axis=1) - ends  # 0 up to the token that ends the block
+        draws = (request.active & (request.room > 0))[:, None] & (before == 0)
+        after = (draws & ~ends)[:, : self.block - 1 + request.complete]
+        begins = request.active & ((request.room > 0) | request.complete)
+        return draws, jnp.concatenate([begins[:, None], after], axis=1)
 
     def _empty(self, request: Request, steps: Array) -> Draft:
         rows = request.length.shape[0]

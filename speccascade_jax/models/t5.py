@@ -22,8 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speccascade_jax.core.protocols import DraftedBlock
 from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
+from speccascade_jax.models import resident_draft, t5_blocks
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
 from speccascade_jax.models.decode_attention import tiled
 from speccascade_jax.models.layers import (
@@ -751,6 +753,33 @@ class T5(CachedModel[KVCache]):
             fed = prompt.tokens[:, :-1]
             (_, cache), states = self._apply_reading(params, fed, layers, cache, fed, method="extend")
         return self.rollback(cache, prompt.length - 1), states
+
+    def can_draft(self, params: Params, cache: KVCache, turns: int) -> bool:
+        """Returns whether one kernel drafts blocks of `turns` tokens (`t5_blocks`)."""
+        return self.mesh is None and t5_blocks.can_draft(self.config, params, cache, turns)
+
+    def draft(
+        self,
+        params: Params,
+        cache: KVCache,
+        tokens: Array,
+        missed: Array,
+        uniforms: Array,
+        temperature: Array,
+        turns: int,
+    ) -> DraftedBlock:
+        """Drafts a block in one kernel, see `core.protocols.BlockModel`."""
+        slots = cache.values[0].shape[-2]
+        # the last query's slot may lie beyond the cache, if the row misses no token; no row feeds it then
+        first = jnp.minimum(cache.length, slots - turns - 1)
+        bias = _block_bias(cache.static.bias, first, turns + 1, slots)
+        kernel = t5_blocks.kernel_of(self.config, cache, turns)
+        caches = resident_draft.Caches(cache.keys, cache.values, *zip(*cache.static.cross, strict=True))
+        feed = resident_draft.Feed(
+            cache.length, missed, tokens, uniforms, temperature, bias, first, cache.static.cross_bias
+        )
+        logits, drawn, caches = kernel(t5_blocks.weights_of(self.config, params), caches, feed)
+        return DraftedBlock(logits, drawn, replace(cache, keys=caches.keys, values=caches.values))
 
     def prompt_features(self, cache: KVCache) -> Array:
         """Returns the mean `[B, E]` of the encoder's output over real tokens (docs/methods.md, section 8)."""

@@ -28,6 +28,7 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Costs, Memory, Report
+from speccascade_jax.preflight.topologies import devices
 from speccascade_jax.runtime import own_files, platforms
 
 ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
@@ -55,7 +56,8 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
         DoesNotFitError: the program needs more memory than a device has; the message says how much.
         ValueError: as in `programs.Traced`.
     """
-    with platforms.traced_for("cuda" if chip_of(traced.job.topology).is_gpu else "tpu"):
+    kind = devices(traced.job.topology)[0].device_kind
+    with platforms.traced_for("cuda" if chip_of(traced.job.topology).is_gpu else "tpu", kind):
         lowered = traced.lower()
     try:
         with warnings.catch_warnings():
@@ -173,6 +175,7 @@ def _branches(traced: Traced) -> dict[str, int]:
             rf"{scope}/identity_greedy_or_scaled/cond:3": 1 if greedy else 0 if identity else 2,
             rf"{scope}/is_identity/cond:2": int(identity),
             rf"{scope}/is_greedy/cond:2": int(greedy),
+            rf"{scope}/in_one_kernel/cond:2": int(settings.top_p >= 1 and settings.top_k <= 0),
             rf"{scope}/truncates/cond:2": int(not greedy and (settings.top_p < 1 or settings.top_k > 0)),
         }
     return table

@@ -61,8 +61,13 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
     """Returns the bytes that one execution of an instruction reads from HBM and writes to HBM."""
     moved = _read(module, computation, instruction) + _written(module, computation, instruction)
     stated = _STATED.search(instruction.attributes) if instruction.target == "tpu_custom_call" else None
-    # A kernel says how much it moves of arrays that it reads and writes in part. What lies in VMEM is not in `moved`.
-    return moved if stated is None else min(moved, int(stated[1]))
+    if stated is None:
+        return moved
+    # A kernel says how much it moves of arrays that it reads and writes in part, or several times. What lies in VMEM is
+    # not in `moved`; the kernel counts it too.
+    operands = [computation.by_name[name] for name in instruction.operands if name in computation.by_name]
+    everything = sum(array.bytes for part in (*operands, instruction) for array in part.results)
+    return min(moved, int(stated[1])) if int(stated[1]) <= everything else moved + int(stated[1]) - everything
 
 
 def _read(module: Module, computation: Computation, instruction: Instruction) -> int:

@@ -14,19 +14,29 @@ import jax
 
 SWITCH = "SPECCASCADE_KERNELS"
 """Environment variable that lets XLA compile all parts of a program if its value is `0`."""
-_PLATFORM: ContextVar[str | None] = ContextVar("platform", default=None)
+VMEM = {"TPU v5 lite": 104, "TPU v5e": 104, "TPU v6 lite": 104, "TPU v6e": 104}
+"""MiB of VMEM that one kernel may use, by the kind of device: most of 128 MiB."""
+_PLATFORM: ContextVar[tuple[str, str] | None] = ContextVar("platform", default=None)
 _INTERPRETER: ContextVar[Any] = ContextVar("interpreter", default=None)
 
 
 def platform() -> str:
     """Returns the platform that programs are traced for, such as "cpu" or "tpu"."""
-    return _PLATFORM.get() or jax.default_backend()
+    traced = _PLATFORM.get()
+    return jax.default_backend() if traced is None else traced[0]
+
+
+def vmem_bytes() -> int:
+    """Returns how many bytes of VMEM one kernel may use; for kinds of devices that `VMEM` lacks, XLA's 16 MiB."""
+    traced = _PLATFORM.get()
+    kind = jax.devices()[0].device_kind if traced is None else traced[1]
+    return 2**20 * (128 if interpreter() else VMEM.get(kind, 16))
 
 
 @contextmanager
-def traced_for(name: str) -> Iterator[None]:
-    """Sets the platform of programs that are traced inside the block, if this process does not run them itself."""
-    token = _PLATFORM.set(name)
+def traced_for(name: str, kind: str = "") -> Iterator[None]:
+    """Sets the platform, and the kind of device, of programs that this process traces but does not run."""
+    token = _PLATFORM.set((name, kind))
     try:
         yield
     finally:

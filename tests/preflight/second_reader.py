@@ -187,6 +187,8 @@ class Reader:
         # a kernel's own figure does not tell what it finds in VMEM, so it is only an upper bound
         estimate = re.search(r'"bytes_accessed":\D*(\d+)', row.rest) if row.opcode == "custom-call" else None
         moved = min(self.traffic(row), float(estimate.group(1)) if estimate else math.inf)
+        if estimate and (again := float(estimate.group(1)) - self.once(row)) > 0:
+            moved = self.traffic(row) + again  # the kernel reads some arrays more than once
         return Costs(moved, cycles, ops, float(transfer), float(message), steps=1)
 
     def turns(self, row: Row, path: str) -> float:
@@ -269,6 +271,11 @@ class Reader:
         shares, written = demands(room, row, 1.0, self.replacing, False)
         read = sum(source.in_hbm * share for source, share in zip(sources, shares, strict=False))
         return read + sum(leaf.bytes * part for leaf, part in zip(row.leaves, written, strict=True) if leaf.hbm)
+
+    def once(self, row: Row) -> float:
+        """Returns the bytes of all operands and results, wherever they lie."""
+        room = self.rooms[row.room]
+        return row.size + sum(room[name].size for name in row.operands if name in room)
 
     def fused(self, row: Row, sources: list[Row]) -> float:
         shares, written = self.demand(row.attribute("calls"), [1.0] * len(row.leaves))
