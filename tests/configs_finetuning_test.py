@@ -34,7 +34,7 @@ DECODER_STEPS = {
     "file": 2000,
 }
 TRAINED = ("wmt14_en_de", "xsum", "cnn_dailymail")
-HOLES = {"file": ["TASK='mine.csv'"], "span_corruption": ["TEXT='c4.txt.gz'"]}
+HOLES = {"file": ["TASK='mine.csv'"], "span_corruption": ["TEXT='text.txt'"]}
 REHEARSAL = "configs/paper1/sizes/rehearsal.gin"
 PUBLIC = ["DRAFT='small'", "TARGET='xl'", "TEXT='c4.txt.gz'"]
 
@@ -121,7 +121,7 @@ def decoder(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("Once upon a time there was a king.\n" * 200)
     for name in TRAINED:
         monkeypatch.setitem(TASKS, name, full_length(name))
-    return ["ROWS=2", "STEPS=1", "DROPOUT=0.0", "DTYPE='float32'", "TEXT='text.txt'", "trainer.Trainer.examples=2"]
+    return ["ROWS=2", "STEPS=1", "DROPOUT=0.0", "DTYPE='float32'", "trainer.Trainer.examples=2"]
 
 
 def test_prompts_and_answers_of_decoders_fit_the_widths_of_every_data_file(decoder):

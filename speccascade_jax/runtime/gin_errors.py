@@ -23,6 +23,8 @@ from speccascade_jax.storage.files import expanded
 DEEP = "macros, includes or brackets are nested too deeply; does one of them refer to itself?"
 _BARE_TEXT = re.compile(r"[^\s\"'()\[\]{}]*[A-Za-z][^\s\"'()\[\]{}]*")
 _CALL = re.compile(r"\n  In call to configurable [^\n]*")
+_MACRO = re.compile(r"([A-Za-z_][\w/]*)\s*=")
+"""Beginning of a setting whose name has no dot."""
 _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \d+)\n[^\n]*(?:\n +\^)?")
 
 
@@ -199,6 +201,48 @@ def check() -> None:
             prefix = f"{scope}/{name}." if scope else f"{name}."
             values = {argument: _value(value, prefix + argument) for argument, value in bound.items()}
             validate_types.check(gin.config._REGISTRY[selector].wrapped, values, prefix)
+
+
+def check_macros(bindings: Sequence[str]) -> None:
+    """Checks that gin uses each macro that the command line sets. Gin itself ignores one that nothing refers to.
+
+    Args:
+        bindings: the settings, each as "NAME = VALUE".
+
+    Raises:
+        ValueError: neither a setting nor a macro in use refers to the macro.
+    """
+    names = (match[1] for match in map(_MACRO.match, bindings) if match)
+    used = _macros_in_use()
+    for name in names:
+        if name not in used:
+            raise ValueError(_unused(name, used))
+
+
+def _macros_in_use() -> list[str]:
+    """Returns the sorted names of the macros that settings refer to, also through other macros."""
+    macros = gin.get_configurable(gin.config.macro)
+    pending = [bound for (_, selector), bound in gin.config._CONFIG.items() if selector != "gin.macro"]
+    used = set[str]()
+    while pending:
+        for reference in gin.config.iterate_references(pending.pop(), to=macros):
+            if reference.config_key[0] not in used:
+                used.add(reference.config_key[0])
+                pending.append(gin.config._CONFIG[reference.config_key])
+    return sorted(used)
+
+
+def _unused(name: str, used: Sequence[str]) -> str:
+    """Returns the error message for a macro without effect. The name may be that of an argument or a wrong spelling."""
+    owners = {selector for _, selector in gin.config._CONFIG if selector != "gin.macro"}
+    meant = sorted(
+        f"{owner.rpartition('.')[2]}.{name}"
+        for owner in owners
+        if name in inspect.signature(gin.config._REGISTRY[owner].wrapped).parameters
+    )
+    near = f"did you mean {', '.join(meant)}? " if meant else hint(name, used) or hint(name.upper(), used)
+    known = f"the macros in use are {', '.join(used)}" if used else "the gin files use no macros"
+    return f"--gin.{name} has no effect, because no setting uses %{name}: {near}{known}"
 
 
 def _value(value: Any, name: str) -> Any:

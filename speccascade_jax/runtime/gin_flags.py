@@ -117,9 +117,8 @@ def parse_gin(
     """Reads gin files and their includes, then `text`, then bindings, and locks gin's configuration.
 
     Raises:
-        ValueError: a name is unknown, a required value is missing, a value has the wrong type, or the syntax is wrong;
-            the
-            message names the place.
+        ValueError: a name is unknown, a required value is missing, a value has the wrong type, the syntax is wrong, or
+            nothing uses a macro of `bindings`; the message names the place.
         OSError: a file is in none of the search paths.
     """
     folders = (*search_paths, str(share_root()))
@@ -144,6 +143,7 @@ def parse_gin(
     with _explained():
         gin.finalize()
         gin_errors.check()
+        gin_errors.check_macros(bindings)
 
 
 _RECORDED = "the record's configuration"

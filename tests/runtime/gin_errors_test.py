@@ -49,6 +49,53 @@ def test_a_text_without_quotes_is_shown_as_the_shell_needs_it(value, quoted):
     assert str(error.value).endswith(quoted) and str(error.value).count("--gin.") == 2
 
 
+IMPORTS = "from __gin__ import dynamic_registration\nfrom speccascade_jax.evaluation import points\n"
+FILES = {
+    "a.gin": f"{IMPORTS}include 'b.gin'\npoints.Evaluation.task = %TASK\nTASK = %INNER\nSPARE = 3\n",
+    "b.gin": f"{IMPORTS}INNER = 'xsum'\nOTHER = 'one'\npoints.ModelPair.others = {{'other': %OTHER}}\n",
+}
+
+
+@pytest.fixture
+def gin_files(tmp_path, monkeypatch):
+    """Writes `a.gin`, which includes `b.gin`, to the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("binding", [
+    "TASK = 'tiny_translation'", "INNER='xsum'", "OTHER = 'two'", "points.Evaluation.quality_batch = %NEW\nNEW = 2",
+    "TASK = (%NEW)\nNEW = 'xsum'",
+])  # fmt: skip
+def test_macros_that_settings_use_also_through_includes_and_other_macros_are_valid(binding, gin_files):
+    gin_flags.parse_gin(["a.gin"], binding.split("\n"))
+
+
+USED = "the macros in use are INNER, OTHER, TASK"
+
+
+@pytest.mark.parametrize(("binding", "said"), [
+    ("TAKS = 'xsum'", f"--gin.TAKS has no effect, because no setting uses %TAKS: did you mean TASK? {USED}"),
+    ("task = 'xsum'", f"no setting uses %task: did you mean Evaluation.task? {USED}"),
+    ("other = 3", f"no setting uses %other: did you mean OTHER, INNER? {USED}"),
+    ("SPARE = 4", f"no setting uses %SPARE: {USED}"),
+    ("a/TASK = 'xsum'", f"no setting uses %a/TASK: did you mean TASK? {USED}"),
+])  # fmt: skip
+def test_a_macro_of_the_command_line_that_no_setting_uses_is_refused(binding, said, gin_files):
+    with pytest.raises(ValueError) as error:
+        gin_flags.parse_gin(["a.gin"], ["INNER = 'xsum'", binding])
+    assert str(error.value).endswith(said) and "\n" not in str(error.value)
+
+
+def test_files_without_macros_say_so(gin_files):
+    with pytest.raises(ValueError, match="no setting uses %RESULTS: the gin files use no macros"):
+        gin_flags.parse_gin([], ["RESULTS = 'x'"])
+
+
 def test_notes_of_an_error_are_printed():
     error = ValueError("wrong")
     error.add_note("while importing mine.py")
