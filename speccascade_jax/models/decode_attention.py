@@ -10,7 +10,7 @@ and `K` is head_dim. On a mesh, they are those of one device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -31,6 +31,8 @@ MOST_TILES = 4
 """Most tiles of a chunk of slots."""
 LARGEST_CHUNK = 2**21
 """Most bytes of keys in a chunk of slots. Two chunks of keys and two of values are in VMEM at the same time."""
+VMEM = 15 * 2**20
+"""Most bytes of a kernel's arrays in VMEM. The compiler's limit is 16 MiB for v4, v5e and v5p, and 32 MiB for v6e."""
 _OUTSIDE = -2e10
 """Logit of a column that is not a slot. It is below that of a masked slot."""
 
@@ -44,7 +46,7 @@ def tiled(slots: int) -> int:
     return LANES * min(-(-tiles // size) * size for size in range(min(2, tiles), MOST_TILES + 1))
 
 
-def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool = True) -> bool:
+def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool = True, groups: int = 1) -> bool:
     """Returns whether the kernel computes the attention of a block; otherwise XLA does.
 
     Args:
@@ -54,15 +56,19 @@ def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool 
         slots: number of slots of the cache.
         dtype: dtype of the cache.
         written: whether the block's keys and values are written.
+        groups: query heads of a key-value head.
     """
     whole = size % LANES == 0 or (LANES % size == 0 and heads % (LANES // size) == 0)
-    # The smallest chunk is one tile, so with more heads, such as the 128 of T5 11B, the chunks would not fit into VMEM.
-    tile = heads * size * jnp.dtype(dtype).itemsize * LANES
+    # The smallest chunk is one tile. With more heads, such as the 128 of T5 11B, it would not fit into VMEM.
+    smallest = _Kernel(
+        rows=1, new=new, heads=heads, groups=groups, size=size, slots=slots, chunk=LANES, bias_heads=heads * groups,
+        cap=None, ring=False, writes=written, width=jnp.dtype(dtype).itemsize,
+    )  # fmt: skip
     return (
         platforms.uses_kernels()
         and new <= MOST_TOKENS
         and whole
-        and tile <= LARGEST_CHUNK
+        and smallest.is_small
         and (slots % LANES == 0 or not written)
         and jnp.dtype(dtype).name in ("bfloat16", "float32")
     )
@@ -107,24 +113,14 @@ def attend(
     heads, slots = keys.shape[-3] // rows, keys.shape[-1]
     writes = len(columns) > 1 or width > query_heads * size
     kernel = _Kernel(
-        rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots,
-        chunk=_chunk(heads * size * keys.dtype.itemsize, slots, writes), bias_heads=bias.shape[1], cap=cap, ring=ring,
-        writes=writes,
-    )  # fmt: skip
+        rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots, chunk=LANES,
+        bias_heads=bias.shape[1], cap=cap, ring=ring, writes=writes, width=keys.dtype.itemsize,
+    ).with_largest_chunk()  # fmt: skip
     begin = start % slots if ring else start
     scalars = jnp.concatenate([begin.astype(jnp.int32), jnp.asarray(layer, jnp.int32)[None]])
     mixed, *written = kernel.call(scalars, columns, kernel.padded_bias(bias), flat_keys, flat_values)
     flat_keys, flat_values = written or (flat_keys, flat_values)
     return mixed, flat_keys.reshape(keys.shape), jnp.swapaxes(flat_values.reshape(values.shape), -1, -2)
-
-
-def _chunk(slot_bytes: int, slots: int, writes: bool) -> int:
-    """Returns how many slots are read at once: whole tiles, or all slots of a short cache."""
-    tiles, rest = divmod(slots, LANES)
-    most = min(MOST_TILES, max(1, LARGEST_CHUNK // (slot_bytes * LANES)))
-    if rest or not writes:  # a cache that is only read may end inside a chunk
-        return min(most * LANES, slots)
-    return LANES * max(count for count in range(1, most + 1) if tiles % count == 0)
 
 
 @dataclass(frozen=True)
@@ -141,6 +137,7 @@ class _Kernel:
         bias_heads: heads of the bias, `N` or 1.
         cap, ring: as in `attend`.
         writes: whether the block has keys and values.
+        width: bytes of a number in the cache.
     """
 
     rows: int
@@ -154,6 +151,30 @@ class _Kernel:
     cap: float | None
     ring: bool
     writes: bool
+    width: int
+
+    def with_largest_chunk(self) -> _Kernel:
+        """Returns the kernel with the most slots to read at once: whole tiles, or all slots of a short cache."""
+        sizes = [replace(self, chunk=count * LANES) for count in range(1, MOST_TILES + 1)]
+        sizes = [kernel for kernel in sizes if kernel.is_small] or sizes[:1]
+        if self.slots % LANES or not self.writes:  # a cache that is only read may end inside a chunk
+            return replace(self, chunk=min(sizes[-1].chunk, self.slots))
+        return [kernel for kernel in sizes if self.slots % kernel.chunk == 0][-1]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a chunk of keys is small enough, and the kernel's arrays fit into VMEM."""
+        return self.heads * self.size * self.width * self.chunk <= LARGEST_CHUNK and self._vmem <= VMEM
+
+    @property
+    def _vmem(self) -> int:
+        """Bytes in VMEM: two of each block of inputs and outputs, the scratch, and a unit's intermediate values."""
+        keys, rows = self.heads * self.size, self.heads * self.groups * self.padded
+        tokens = self.padded * (2 * self._query_width + 2 * keys * self.writes)
+        blocks = self.width * (tokens + 2 * keys * self.chunk) + 4 * self.bias_heads * self.padded * self.chunk
+        scratch = rows * (self.chunk + 2 * LANES + self.wide) + tokens - self.padded * self._query_width
+        # The compiler keeps a unit's queries, logits, biases and weighted values, if they exceed the registers.
+        return 2 * blocks + 4 * (scratch + 2 * self.unit_rows * (self.chunk + self.wide))
 
     @property
     def padded(self) -> int:

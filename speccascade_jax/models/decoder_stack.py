@@ -471,7 +471,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Returns the self-attention's output, and the keys and values that were written or are shared."""
         merged = self.config.merged_attention and beside.cross is not None
-        if slots is not None and not merged and slots.fits(inputs.shape[1]):
+        heads = self.config.num_heads
+        if slots is not None and not merged and slots.fits(inputs.shape[1], query_heads=heads):
             return self.self_attention.in_cache(inputs, by, slots, mask)
         # The write comes before attention, because each token of a block sees itself and the block's earlier tokens.
         queries, projected = self.self_attention.project(inputs, by)

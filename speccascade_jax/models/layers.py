@@ -77,10 +77,14 @@ class Slots(NamedTuple):
         keys, values = (local(partial(put, axis=axis), (HEADS, HEADS, ROWS), HEADS) for axis in (2, 1))
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
-    def fits(self, new: int, written: bool = True) -> bool:
-        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`), or only attends."""
+    def fits(self, new: int, written: bool = True, query_heads: int | None = None) -> bool:
+        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`), or only attends.
+
+        `query_heads` is their number on all devices; `None`: as many as there are key-value heads.
+        """
         size, slots = self.keys.shape[-2:]
-        return decode_attention.fits(new, self._heads, size, slots, self.keys.dtype, written)
+        groups = 1 if query_heads is None else query_heads // shards() // self._heads
+        return decode_attention.fits(new, self._heads, size, slots, self.keys.dtype, written, groups)
 
     @property
     def _heads(self) -> int:

@@ -167,6 +167,21 @@ def test_caches_with_too_many_heads_for_vmem_are_left_to_xla(interpreted):
     assert not fits(128, 128, dtype="bfloat16") and not fits(128, 128, dtype="float32", written=False)
 
 
+def test_groups_of_query_heads_take_vmem_from_chunks_of_slots(interpreted):
+    """A block of 16 tokens of Llama 3.1 405B, in float32, did not compile for a v5e: 4 MB of logits a chunk of 512."""
+    llama = {"heads": 8, "size": 128, "slots": 1024, "dtype": "float32"}
+    assert decode_attention.fits(16, **llama, groups=16) and not decode_attention.fits(16, **llama, groups=32)
+    assert decode_attention.fits(8, **llama, groups=32) and decode_attention.fits(16, **llama | {"dtype": "bfloat16"})
+    sizes = {"rows": 2, "heads": 8, "size": 128, "slots": 1024, "cap": None, "ring": False, "writes": True, "width": 4}
+    chunks = {
+        (new, groups): decode_attention._Kernel(new=new, groups=groups, bias_heads=1, chunk=128, **sizes)
+        .with_largest_chunk()
+        .chunk
+        for new, groups in ((6, 8), (16, 8), (16, 16))
+    }
+    assert chunks == {(6, 8): 512, (16, 8): 256, (16, 16): 128}
+
+
 def test_programs_for_a_cpu_have_no_kernels():
     assert not decode_attention.fits(1, 12, 64, 128, "float32") and decode_attention.tiled(82) == 82
     with platforms.traced_for("tpu"):

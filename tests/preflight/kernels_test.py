@@ -1,8 +1,14 @@
 """Tests that the attention kernel is a part of programs for every kind of TPU, and of no other program."""
 
+from functools import partial
+
+import jax
 import pytest
+from jax.sharding import PartitionSpec
 
 from speccascade_jax import preflight
+from speccascade_jax.models import decode_attention
+from speccascade_jax.preflight import topologies
 from speccascade_jax.runtime import platforms
 from tests.support import compiling
 from tests.support.compiling import needs_tpu_compiler
@@ -24,6 +30,18 @@ def test_gemma_attends_by_kernels_on_a_mesh_and_in_a_scan():
     arguments = {"prompt_length": 100, "max_new_tokens": 80, "topology": "v5e:2x2", "mesh": (1, 2)}
     # one kernel for the local layers and one for the global ones, in a scan over pairs of them
     assert kernels("gemma2_2b", method="autoregressive", **arguments) == 2
+
+
+def test_a_block_of_128_query_heads_fits_into_the_smallest_vmem():
+    """The sizes of Llama 3.1 405B in float32; Mosaic refused chunks of 512 slots."""
+    placed = topologies.sharding_of("v5e", None, PartitionSpec())
+    shapes = [(2, 16, 128 * 128), *[(2, 16, 8 * 128)] * 2, (16, 128, 1024), (16, 1024, 128), (1, 1, 16, 1024)]
+    *columns, keys, values, bias = (jax.ShapeDtypeStruct(shape, "float32", sharding=placed) for shape in shapes)
+    start = jax.ShapeDtypeStruct((2,), "int32", sharding=placed)
+    attend = jax.jit(partial(decode_attention.attend, query_heads=128, size=128))
+    with platforms.traced_for("tpu"):
+        compiled = attend.lower(tuple(columns), keys, values, start, bias).compile()
+    assert "decode_attention" in compiled.as_text()
 
 
 def test_a_switch_lets_xla_compile_all(monkeypatch):
