@@ -4,7 +4,7 @@
 one dispatch and one transfer of a few integers, and all other data stay on the device.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.checks import check_example_ids, check_seed
@@ -29,6 +30,7 @@ from speccascade_jax.methods.settings_dict import SettingsDict
 from speccascade_jax.pairs.chat import read_prompts
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.pairs.prompts import decoder_context, make_prompt
+from speccascade_jax.runtime import platforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +148,14 @@ def _rounds(decoder: Decoder, prompt: Prompt, seed: int, ids: np.ndarray, longes
     engine, controls, params = decoder.require_engine(), decoder.controls(1), decoder.ready(prompt, longest)
     with decoder.compiling("stream", prompt, longest):
         state = _init(engine, params, prompt, argument(seed, np.uint32), argument(ids, np.int32), longest)
-        state, seen = _step(engine, params, state, controls)
+        step: _Step = partial(_step, engine)
+        if platforms.platform() == "tpu":
+            step, state = _with_free_layout(decoder, params, state, controls)
+        state, seen = step(params, state, controls)
     while True:
         turn = _unpack(np.asarray(seen))
         if not turn.done:
-            state, seen = _step(engine, params, state, controls)
+            state, seen = step(params, state, controls)
         yield turn
         if turn.done:
             return
@@ -163,8 +168,10 @@ def _init(
     return engine.init(params, prompt, rngs.root(seed), example_ids, max_new_tokens)
 
 
-@partial(jax.jit, static_argnames="engine", donate_argnames="state")
-def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
+_Step = Callable[[Params, DecodeState, Controls], tuple[DecodeState, Array]]
+
+
+def _one_round(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
     """Runs one round; returns the state, and int32 `[4 + 2 (G + 1)]` for `_unpack`.
 
     The distributions of the round are not returned, so XLA does not keep them.
@@ -172,6 +179,34 @@ def _step(engine: Engine, params: Params, state: DecodeState, controls: Controls
     state, turn = one_round(engine, params, state, controls)
     head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
     return state, jnp.concatenate([head, turn.tokens[0], turn.source[0]])
+
+
+_step = partial(jax.jit, static_argnames="engine", donate_argnames="state")(_one_round)
+
+
+def _with_free_layout(
+    decoder: Decoder, params: Params, state: DecodeState, controls: Controls
+) -> tuple[_Step, DecodeState]:
+    """Returns the program of `_free_round`, which is compiled if it is new, and the state in the program's layout."""
+    key = tuple(leaf.shape for leaf in jax.tree.leaves(state))
+    if key not in decoder.rounds:
+        compiled = _free_round(decoder.require_engine(), params, state, controls)
+        decoder.rounds[key] = compiled, jax.jit(lambda state: state, out_shardings=compiled.input_formats[0][1])
+    compiled, laid_out = decoder.rounds[key]
+    return compiled, laid_out(state)
+
+
+def _free_round(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> jax.stages.Compiled:
+    """Compiles `_one_round` with the layout of the state that the compiler chooses, the same before and after a round.
+
+    With the layout of arrays in Python, a TPU copies values of heads of 128 and more at both ends of every round.
+    """
+    free = jax.tree.map(lambda leaf: Format(Layout.AUTO, leaf.sharding), state)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    step = jax.jit(
+        partial(_one_round, engine), in_shardings=(None, free, None), out_shardings=(free, None), donate_argnums=1
+    )
+    return step.lower(params, shapes, controls).compile()
 
 
 def _unpack(seen: np.ndarray) -> _Round:
@@ -200,6 +235,7 @@ def _tokens(
 def compilations() -> int:
     """Returns how many programs `stream` has compiled in this process.
 
-    There are two programs for each engine, padded prompt length and `max_new_tokens`.
+    There are two programs for each engine, padded prompt length and `max_new_tokens`. On a TPU, only the first of them
+    is counted.
     """
     return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]

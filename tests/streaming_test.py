@@ -12,6 +12,7 @@ from speccascade_jax.core.names import SOURCES
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.pairs.prompts import make_prompt
+from speccascade_jax.runtime import platforms
 from tests.support import conformance, tiny_pair
 
 VOCAB, LENGTH, STOP = 9, 14, 4
@@ -105,6 +106,18 @@ def test_a_round_fetches_little_and_reuses_the_state(pair):
     _, seen = streaming._step(engine, params, before, controls)
     assert seen.shape == (4 + 2 * (3 + 1),)
     assert before.tokens.is_deleted() and not prompt.tokens.is_deleted() and not prompt.length.is_deleted()
+
+
+def test_a_tpus_compiler_chooses_the_layout_of_the_state_between_rounds(pair, monkeypatch):
+    """Runs the path of TPUs on this machine, whose compiler keeps the usual layout."""
+    arguments = SETTINGS | {"block_size": 1, "temperature": 1.0}
+    expected = streamed(pair, [4], **arguments)
+    before = streaming._step._cache_size()
+    monkeypatch.setenv(platforms.SWITCH, "0")
+    with platforms.traced_for("tpu"):
+        for _ in range(2):
+            assert streamed(pair, [4], **arguments) == expected
+    assert streaming._step._cache_size() == before
 
 
 def test_a_stream_is_lazy_and_can_be_dropped(pair):

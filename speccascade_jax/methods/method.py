@@ -212,6 +212,7 @@ class Decoder:
         program: an `Engine`, or the method's `Chain` of generations.
         params: the program's parameters.
         rule: the method's rule under these settings.
+        rounds: programs of single rounds that `stream` has compiled for TPUs, by the shapes of the state.
 
     Examples:
         >>> import numpy as np
@@ -231,6 +232,7 @@ class Decoder:
     program: Program
     params: Params = field(repr=False)
     rule: Rule = field(init=False, repr=False)
+    rounds: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
     _controls: dict[int, Controls] = field(init=False, default_factory=dict, repr=False)
     _shapes: dict[str, set[Shape]] = field(init=False, default_factory=dict, repr=False)
     _layouts: dict[Shape, Layout] = field(init=False, default_factory=dict, repr=False)
@@ -374,6 +376,7 @@ class Decoder:
         if release_when_crowded():
             self._shapes.clear()
             self._layouts.clear()
+            self.rounds.clear()
 
 
 def _shape(prompt: Prompt, max_new_tokens: int) -> Shape:

@@ -1,14 +1,17 @@
 """Tests that the attention kernel is a part of programs for every kind of TPU, and of no other program."""
 
+import dataclasses
+import re
 from functools import partial
 
 import jax
 import pytest
 from jax.sharding import PartitionSpec
 
-from speccascade_jax import preflight
-from speccascade_jax.models import decode_attention
+from speccascade_jax import preflight, streaming
+from speccascade_jax.models import decode_attention, families
 from speccascade_jax.preflight import topologies
+from speccascade_jax.preflight.programs import Traced
 from speccascade_jax.runtime import platforms
 from tests.support import compiling
 from tests.support.compiling import needs_tpu_compiler
@@ -42,6 +45,17 @@ def test_a_block_of_128_query_heads_fits_into_the_smallest_vmem():
     with platforms.traced_for("tpu"):
         compiled = attend.lower(tuple(columns), keys, values, start, bias).compile()
     assert "decode_attention" in compiled.as_text()
+
+
+def test_a_round_of_a_stream_copies_no_values_of_wide_heads(monkeypatch):
+    wide = dataclasses.replace(compiling.MODELS["tiny_gemma"], head_dim=128, num_layers=1)
+    monkeypatch.setitem(families.PRESETS, "wide_heads", wide)
+    traced = Traced.of(preflight.job_of("wide_heads", None, method="autoregressive", **compiling.SMALL))
+    with platforms.traced_for("tpu"):
+        compiled = streaming._free_round(traced.engine, traced.program[1], traced.state, traced.controls)
+    rows, slots, width = traced.state.target_cache.values[0].shape
+    assert width == 128 and f"bf16[{rows},{slots},{width}]" in compiled.as_text()
+    assert not re.findall(rf"bf16\[{rows},{slots},{width}\]\S* copy\(", compiled.as_text())
 
 
 def test_a_switch_lets_xla_compile_all(monkeypatch):
