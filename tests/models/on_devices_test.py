@@ -50,6 +50,12 @@ def test_split_experts_and_an_attention_to_two_sources_give_the_logits_of_one_de
 
 
 @pytest.mark.parity
+def test_kernels_on_meshes_of_two_and_four_devices_give_the_logits_of_xla():
+    runs = found("kernels t5 1x2", "kernels decoder 2x2")
+    assert all(run["error"] < 2e-5 and run["kernels"] for run in runs.values()), runs
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("kind", "shapes"), [("t5", ("1x8", "2x4")), ("decoder", ("2x4",)), ("decoder scan", ("2x4",))]
 )

@@ -3,6 +3,7 @@
 `python -m tests.support.on_devices CASE [CASE …]` prints results as JSON; the function `found` runs this command.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -51,7 +52,7 @@ if __name__ == "__main__":
     from speccascade_jax.models.layers import fuse
     from speccascade_jax.models.t5 import T5, T5Config
     from speccascade_jax.pairs.pair import Pair
-    from speccascade_jax.runtime import compilation_cache
+    from speccascade_jax.runtime import compilation_cache, platforms
     from speccascade_jax.runtime import mesh as meshes
     from tests.support import tiny_decoders, tiny_pair
 
@@ -193,6 +194,30 @@ if __name__ == "__main__":
             logits.append(np.asarray(jax.jit(run)(target.params, prompt))[..., : VOCABULARY - 3])
         return float(np.abs(logits[0] - logits[1]).max() / logits[0].std())
 
+    def fed_to_kernels(kind: str, shape: tuple[int, int]) -> dict[str, Any]:
+        """Returns the largest difference of two blocks' logits, and the number of kernels that computed them.
+
+        Interpreted kernels on a mesh are compared with XLA on one device. The second block reads what the first wrote.
+        """
+        model, results = with_layout(kind)["target"], []
+        model = replace(model, config=replace(model.config, head_dim=128))
+        params, size = initial(model, 0), GAMMA + 1
+        for mesh in (None, meshes.make(shape)):
+            target, prompt = on(mesh, model, params), sharding.by_rows(prompts(kind), mesh)
+
+            def run(params: Any, prompt: Any, model: Any = target.model) -> Any:
+                cache = model.prefill(params, prompt, READ + 2 * size, size)
+                block = prompt.tokens if prompt.encoder_tokens is None else prompt.encoder_tokens
+                first, cache = model.extend(params, cache, block[:, :size])
+                return jnp.stack([first.logits, model.extend(params, cache, block[:, size : 2 * size])[0].logits])
+
+            with platforms.interpreted(True) if mesh else contextlib.nullcontext():
+                traced = jax.jit(run).trace(target.params, prompt)
+                logits = traced.lower().compile()(target.params, prompt)
+            results.append(np.asarray(logits)[..., : VOCABULARY - 3])
+        error = np.abs(results[0] - results[1]).max() / results[0].std()
+        return {"error": float(error), "kernels": str(traced.jaxpr).count("decode_attention")}
+
     def collectives(kind: str, shape: tuple[int, int], entries: int, *, merged: bool = False) -> dict[str, Any]:
         """Returns the collectives of the compiled program, from shapes alone: the shapes of results by kind."""
         mesh = meshes.make(shape)
@@ -293,6 +318,11 @@ if __name__ == "__main__":
         "stack 2x4": lambda: same("t5", "stack", (2, 4)),
         "stack 2x4 sampled": lambda: same("t5", "sampled stack", (2, 4)),
         "selection 8x1": lambda: same("t5", "chosen", (8, 1)),
+        **{
+            f"kernels {kind} {a}x{b}": lambda kind=kind, a=a, b=b: fed_to_kernels(kind, (a, b))
+            for kind in ("t5", "decoder", "decoder scan")
+            for a, b in ((1, 2), (2, 1), (2, 2), (1, 4))
+        },
         **{
             f"gathers {kind} {a}x{b} {entries}": lambda kind=kind, a=a, b=b, entries=entries: collectives(
                 kind, (a, b), entries
