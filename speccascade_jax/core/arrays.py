@@ -34,6 +34,17 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     return write(by_row(buffer), by_row(update), start).reshape(buffer.shape)
 
 
+def write_few_slots(buffer: Array, update: Array, start: Array) -> Array:
+    """Returns what `write_slots` returns for `buffer` `[B, S]` and `update` `[B, T]`, by one pass over the buffer.
+
+    A TPU writes the rows of a scatter one by one, with eight operations for each.
+    """
+    offset = jnp.arange(buffer.shape[1])[None] - start[:, None]
+    for number in range(update.shape[1]):
+        buffer = jnp.where(offset == number, update[:, number, None].astype(buffer.dtype), buffer)
+    return buffer
+
+
 def right_pad(rows: Sequence[Sequence[int]] | np.ndarray, width: int) -> np.ndarray:
     """Returns int32 `[len(rows), width]`: each row, followed by zeros."""
     out = np.zeros((len(rows), width), np.int32)

@@ -27,7 +27,7 @@ LANES = 128
 """Columns of a tile of a TPU's registers and memory."""
 MOST_TOKENS = 16
 """Most tokens of a block; a longer one is left to XLA, whose products then have rows enough."""
-MOST_TILES = 4
+MOST_TILES = 5
 """Most tiles of a chunk of slots."""
 LARGEST_CHUNK = 2**21
 """Most bytes of keys in a chunk of slots. Two chunks of keys and two of values are in VMEM at the same time."""
@@ -201,6 +201,11 @@ class _Kernel:
         """The numbers of the units."""
         return range(self.heads // self.pair)
 
+    @property
+    def most_tiles(self) -> int:
+        """Most tiles of slots that a block touches: two, because it has at most 16 tokens, but one token has one."""
+        return 2 if self.new > 1 and self.slots > LANES else 1
+
     def padded_bias(self, bias: Array) -> Array:
         """Returns the bias with as many rows as a query head has."""
         # All layers pad the same array, so XLA does it once.
@@ -253,7 +258,7 @@ class _Kernel:
     def _costs(self, bias: Array, width: int) -> pl.CostEstimate:
         """Returns the costs of a call: all slots are read, and the tiles that a block may touch are written."""
         slot = self.rows * 2 * self.heads * self.size * width
-        tiles = min(2, self.slots // LANES) * self.writes
+        tiles = min(self.most_tiles, self.slots // LANES) * self.writes
         tokens = self.rows * self.new * (2 * self._query_width + 2 * self.heads * self.size * self.writes)
         logits = self.rows * self.new * self.heads * self.groups * self.slots
         moved = slot * (self.slots + tiles * LANES) + 4 * (tokens + bias.size)
@@ -371,7 +376,6 @@ def _write(
         tile = jnp.where(number == 0, *tiles)
         inside = (tile * LANES >= chunk * kernel.chunk) & (tile * LANES < (chunk + 1) * kernel.chunk)
 
-        # A block has at most 16 tokens, so it touches one or two tiles.
         @pl.when(inside & ((number == 0) | (tiles[0] != tiles[1])))
         def move() -> None:
             place = pl.ds(pl.multiple_of(tile * LANES - chunk * kernel.chunk, LANES), LANES)
@@ -388,7 +392,7 @@ def _write(
             for transfer in transfers:
                 transfer.wait()
 
-    jax.lax.fori_loop(0, 2 if kernel.slots > LANES else 1, put, None)
+    jax.lax.fori_loop(0, kernel.most_tiles, put, None)
 
 
 def _put(kernel: _Kernel, start: Any, tile: Any, place: Any, ref: Any, new: Any) -> None:

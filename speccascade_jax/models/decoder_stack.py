@@ -61,10 +61,17 @@ class Encoded(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """Cosines and sines of the angles of rotary positions, float32 `[B or 1, T, 1, K / 2]`."""
+    """Cosines and sines of the angles of rotary positions, float32 `[B or 1, T, 1, K / 2]`.
+
+    Attributes:
+        cosine, sine: of the angle of each pair.
+        columns: for the kernel, a cosine and a signed sine for each column of the fused `qkv` product on a device,
+            `[B or 1, T, (N + 2 n) K]` (`with_columns`).
+    """
 
     cosine: Array
     sine: Array
+    columns: tuple[Array, Array] | None = None
 
 
 def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> Turns:
@@ -75,6 +82,17 @@ def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> 
     # The angles are always float32, because bfloat16 has too few digits for those of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies(rotation)
     return Turns(jnp.cos(angles), jnp.sin(angles))
+
+
+def with_columns(by: Turns, heads: int, values: int) -> Turns:
+    """Returns turns with `columns` for `heads` heads of queries and keys, and `values` heads that are not rotated."""
+    half = by.cosine.shape[-1]
+    column = jnp.arange(2 * half * (heads + values))
+    cosine, sine = (jnp.tile(part[:, :, 0], 2 * (heads + values)) for part in (by.cosine, by.sine))
+    is_turned, is_first = column < 2 * half * heads, column % (2 * half) < half
+    cosine = jnp.where(is_turned, cosine, 1.0)
+    sine = jnp.where(is_turned, jnp.where(is_first, -sine, sine), 0.0)
+    return by._replace(columns=(cosine, sine))
 
 
 def turns_by_place(config: DecoderConfig, positions: Array) -> tuple[Turns, ...]:
@@ -98,6 +116,14 @@ def rotate(x: Array, by: Turns, pairs: str) -> Array:
     turned = (first * by.cosine - second * by.sine, second * by.cosine + first * by.sine)
     out = jnp.concatenate(turned, axis=-1) if pairs == "halves" else jnp.stack(turned, axis=-1).reshape(x.shape)
     return out.astype(x.dtype)
+
+
+def rotate_columns(x: Array, cosine: Array, sine: Array, size: int) -> Array:
+    """Returns what `rotate` returns for pairs of "halves" and heads side by side, `x` `[B, T, heads * K]`."""
+    x32, half = x.astype(jnp.float32), size // 2
+    is_first = jnp.arange(x.shape[-1]) % size < half
+    other = jnp.where(is_first, jnp.roll(x32, -half, -1), jnp.roll(x32, half, -1))
+    return (x32 * cosine + other * sine).astype(x.dtype)
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
@@ -158,7 +184,7 @@ class Attention(nn.Module):
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         # The scales of the norms are the same for all heads, so every device holds them.
         scales = [part.scale(self.sizes.head_dim) for part in self._norms]
-        shared, layouts = (*by, *scales), (turned, turned, *(P() for _ in scales))
+        shared, layouts = (by.cosine, by.sine, *scales), (turned, turned, *(P() for _ in scales))
         names = self.sizes.projections
         results = (layout,) * (1 if names == ("query",) else 3)
         if self.has_variable("params", "qkv"):
@@ -239,9 +265,19 @@ class Attention(nn.Module):
 
     def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
         """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
-        columns = self._projected(x, by, self._columns, COLUMNS)
+        if by.columns is not None and self.has_variable("params", "qkv"):
+            rows = P(DATA if by.cosine.shape[0] > 1 else None)
+            columns = (local(self._turned_columns, (COLUMNS, rows, rows), COLUMNS)(self.qkv(x), *by.columns),)
+        else:
+            columns = self._projected(x, by, self._columns, COLUMNS)
         mixed, written = slots.attend(columns, _bias(mask), **self._kernel_sizes)
         return self.out(mixed), written
+
+    def _turned_columns(self, fused: Array, cosine: Array, sine: Array) -> Array:
+        """Returns the products `[B, T, (N + 2 n) K]` with the `qkv` kernel, whose queries are scaled and rotated."""
+        is_query = jnp.arange(fused.shape[-1]) < self.widths[0] // shards()
+        scale = jnp.where(is_query, jnp.asarray(self.config.scale, fused.dtype), jnp.ones((), fused.dtype))
+        return rotate_columns(fused * scale, cosine, sine, self.sizes.head_dim)
 
     @property
     def _kernel_sizes(self) -> dict[str, Any]:
@@ -541,11 +577,26 @@ class Stack(nn.Module):
         true, no gradients of the parameters are needed, and a scan reads them in place. `layer_inputs` are those of
         `LayerInputs`.
         """
+        if slots is not None:
+            by = self._by_columns(by, slots, x.shape[1])
         if self.config.scanned:
             x, attended = self._scan(x, by, masks, slots, fixed, encoded)
         else:
             x, attended = self._unrolled(x, by, masks, slots, fixed, encoded, layer_inputs)
         return getattr(self, self.last_norm)(x), attended
+
+    @nn.nowrap
+    def _by_columns(self, by: tuple[Turns, ...], slots: tuple[Slots, ...], new: int) -> tuple[Turns, ...]:
+        """Returns the turns, with `columns` where the kernel reads the fused products of a block of `new` tokens."""
+        c = self.config
+        # A norm of a head's columns needs the heads apart.
+        if c.qk_norm or c.value_norm or c.rope_pairs != "halves":
+            return by
+        heads = [(sizes.kv_heads // shards(), c.num_heads // shards()) for sizes in map(c.layer, range(len(by)))]
+        return tuple(
+            with_columns(turns, queries + keys, keys) if place.fits(new) else turns
+            for turns, place, (keys, queries) in zip(by, slots, heads, strict=not c.scanned)
+        )
 
     @nn.nowrap
     def _scanned_layer(self) -> DecoderLayer:
