@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from speccascade_jax.core.types import Prompt
-from speccascade_jax.models import decode_attention
+from speccascade_jax.models import decode_attention, decoder_stack
 from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.layers import MASKED
 from speccascade_jax.models.t5 import T5Config
@@ -185,8 +185,19 @@ def test_groups_of_query_heads_take_vmem_from_chunks_of_slots(interpreted):
 def test_programs_for_a_cpu_have_no_kernels():
     assert not decode_attention.fits(1, 12, 64, 128, "float32") and decode_attention.tiled(82) == 82
     with platforms.traced_for("tpu"):
-        assert decode_attention.tiled(82) == 128 and decode_attention.tiled(1089) == 1152
+        assert [decode_attention.tiled(slots) for slots in (82, 600, 1089, 1153)] == [128, 640, 1152, 1280]
         assert decode_attention.fits(1, 12, 64, 128, "float32")
+
+
+def test_heads_side_by_side_are_rotated_as_heads_apart():
+    values = jax.random.normal(jax.random.key(0), (2, 3, 5, GEMMA.head_dim))
+    by = decoder_stack.turns(GEMMA, jnp.array([[0, 1, 2], [7, 8, 9]]))
+    expected = [*decoder_stack.rotate(values[:, :, :4], by, "halves").swapaxes(0, 2), values[:, :, 4].swapaxes(0, 1)]
+    wide = decoder_stack.with_columns(by, 4, 1).columns
+    rotated = decoder_stack.rotate_columns(values.reshape(2, 3, -1), *wide, GEMMA.head_dim)
+    by_head = rotated.reshape(values.shape).swapaxes(0, 2)
+    for head, values_of_head in zip(by_head, expected, strict=True):
+        np.testing.assert_array_equal(head, values_of_head)
 
 
 T5_SIZES = {"vocab_size": 31, "num_embeddings": 31, "num_heads": 2, "head_dim": 64, "d_model": 32, "d_ff": 48}
