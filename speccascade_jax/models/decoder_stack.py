@@ -265,13 +265,15 @@ class Attention(nn.Module):
 
     def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
         """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
-        if by.columns is not None and self.has_variable("params", "qkv"):
-            rows = P(DATA if by.cosine.shape[0] > 1 else None)
-            columns = (local(self._turned_columns, (COLUMNS, rows, rows), COLUMNS)(self.qkv(x), *by.columns),)
-        else:
-            columns = self._projected(x, by, self._columns, COLUMNS)
-        mixed, written = slots.attend(columns, _bias(mask), **self._kernel_sizes)
+        mixed, written = slots.attend(self._new_columns(x, by), _bias(mask), **self._kernel_sizes)
         return self.out(mixed), written
+
+    def _new_columns(self, x: Array, by: Turns) -> tuple[Array, ...]:
+        """Returns the kernel's input: queries, keys and values side by side in one array, or as three arrays."""
+        if by.columns is None or not self.has_variable("params", "qkv"):
+            return self._projected(x, by, self._columns, COLUMNS)
+        rows = P(DATA if by.cosine.shape[0] > 1 else None)
+        return (local(self._turned_columns, (COLUMNS, rows, rows), COLUMNS)(self.qkv(x), *by.columns),)
 
     def _turned_columns(self, fused: Array, cosine: Array, sine: Array) -> Array:
         """Returns the products `[B, T, (N + 2 n) K]` with the `qkv` kernel, whose queries are scaled and rotated."""
