@@ -1,5 +1,7 @@
 """Attention of a block of tokens to a cache, as one kernel for TPUs that also writes the block's keys and values.
 
+On GPUs, `triton_attention` has the kernel.
+
 XLA needs about eleven operations for this in each layer, and copies the cache into another layout for each of several
 rows. The kernel reads every slot once, and of the cache it writes only the tiles of 128 slots that hold new entries.
 It works on one row at a time, in chunks of slots whose results it combines as Flash-Decoding does (Dao et al., 2023).
@@ -21,6 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from speccascade_jax.core.types import Array
+from speccascade_jax.models import triton_attention
 from speccascade_jax.runtime import platforms
 
 LANES = 128
@@ -58,6 +61,8 @@ def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool 
         written: whether the block's keys and values are written.
         groups: query heads of a key-value head.
     """
+    if platforms.uses_gpu_kernels():
+        return triton_attention.fits(new, size, slots, dtype)
     whole = size % LANES == 0 or (LANES % size == 0 and heads % (LANES // size) == 0)
     # The smallest chunk is one tile. With more heads, such as the 128 of T5 11B, it would not fit into VMEM.
     smallest = _Kernel(
@@ -105,6 +110,9 @@ def attend(
     Returns:
         The attention's output `[B, T, N * K]`, and the keys and values with those of the block.
     """
+    if platforms.uses_gpu_kernels():
+        sizes: dict[str, Any] = {"query_heads": query_heads, "size": size, "cap": cap, "ring": ring}
+        return triton_attention.attend(columns, keys, values, start, bias, layer, **sizes)
     rows, new, width = columns[0].shape
     # XLA chooses the cache's layout so that this only renames the axes. Slots are the last axis of both arrays, because
     # a tile has 128 columns, and with fewer it would be padded.

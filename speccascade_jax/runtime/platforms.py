@@ -14,6 +14,8 @@ import jax
 
 SWITCH = "SPECCASCADE_KERNELS"
 """Environment variable that lets XLA compile all parts of a program if its value is `0`."""
+GPUS = ("cuda", "gpu")
+"""Platforms whose kernels Triton compiles."""
 VMEM = {"TPU v5 lite": 104, "TPU v5e": 104, "TPU v6 lite": 104, "TPU v6e": 104}
 """MiB of VMEM that one kernel may use, by the kind of device: most of 128 MiB."""
 _PLATFORM: ContextVar[tuple[str, str] | None] = ContextVar("platform", default=None)
@@ -45,12 +47,12 @@ def traced_for(name: str, kind: str = "") -> Iterator[None]:
 
 @contextmanager
 def interpreted(parameters: Any) -> Iterator[None]:
-    """Runs the kernels for TPUs on this machine, slowly, as tests do.
+    """Runs the kernels for TPUs or GPUs on this machine, slowly, as tests do.
 
     JAX keeps traced functions, so call `jax.clear_caches` before and after the block.
 
     Args:
-        parameters: `pltpu.InterpretParams`.
+        parameters: `pltpu.InterpretParams` for the kernels for TPUs, or `True` for those for GPUs.
     """
     token = _INTERPRETER.set(parameters)
     try:
@@ -66,4 +68,13 @@ def interpreter() -> Any:
 
 def uses_kernels() -> bool:
     """Returns whether kernels for TPUs replace parts of the programs that are traced here."""
-    return bool(interpreter()) or (platform() == "tpu" and os.environ.get(SWITCH, "1") != "0")
+    return interpreter() not in (True, False) or (platform() == "tpu" and _enabled())
+
+
+def uses_gpu_kernels() -> bool:
+    """Returns whether kernels for GPUs replace parts of the programs that are traced here."""
+    return interpreter() is True or (platform() in GPUS and _enabled())
+
+
+def _enabled() -> bool:
+    return os.environ.get(SWITCH, "1") != "0"

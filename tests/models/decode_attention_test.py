@@ -1,10 +1,12 @@
-"""The kernel of attention in a decoding step, interpreted on this machine: against NumPy, and in models and engines.
+"""The kernels of attention in a decoding step, interpreted on this machine: against NumPy, and in models and engines.
 
-The interpreter fills memory that nothing has written with NaN, and reports two accesses to the same place in no order.
+The interpreter of the kernel for TPUs fills memory that nothing has written with NaN, and reports two accesses to the
+same place in no order. The kernel for GPUs is interpreted by JAX operations.
 """
 
 import dataclasses
 import functools
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -26,12 +28,24 @@ from tests.support import random_t5, tiny_decoders
 INTERPRETER = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
-@pytest.fixture
-def interpreted():
+@contextmanager
+def interpreting(parameters):
     jax.clear_caches()
-    with platforms.interpreted(INTERPRETER):
+    with platforms.interpreted(parameters):
         yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def interpreted():
+    with interpreting(INTERPRETER):
+        yield
+
+
+@pytest.fixture(params=["tpu", "gpu"])
+def either(request):
+    with interpreting(INTERPRETER if request.param == "tpu" else True):
+        yield
 
 
 def by_numpy(columns, keys, values, start, bias, size, cap, ring):
@@ -112,7 +126,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_and_caches_equal_those_of_numpy(name, interpreted):
+def test_attention_and_caches_equal_those_of_numpy(name, either):
     case, start = CASES[name]
     case.check(start, 2e-2 if case.dtype == "bfloat16" else 2e-5)
 
@@ -128,7 +142,7 @@ def test_rows_have_their_own_places(interpreted):
     check()
 
 
-def test_fixed_keys_end_inside_a_chunk(interpreted):
+def test_fixed_keys_end_inside_a_chunk(either):
     case = Case(slots=600, bias_heads=2, ring=True)
     (queries, *_), keys, values, bias = case.arrays([0, 0])
     start = jnp.zeros((2,), jnp.int32)
@@ -142,7 +156,7 @@ def test_fixed_keys_end_inside_a_chunk(interpreted):
     np.testing.assert_array_equal(cache[1], values)
 
 
-def test_a_layer_of_a_stack_is_written_alone(interpreted):
+def test_a_layer_of_a_stack_is_written_alone(either):
     case = Case()
     columns, keys, values, bias = case.arrays([5, 70])
     stack = tuple(jnp.stack([x, x + 1, x + 2]) for x in (keys, values))
@@ -180,6 +194,14 @@ def test_groups_of_query_heads_take_vmem_from_chunks_of_slots(interpreted):
         for new, groups in ((6, 8), (16, 8), (16, 16))
     }
     assert chunks == {(6, 8): 512, (16, 8): 256, (16, 16): 128}
+
+
+def test_gpus_leave_long_caches_and_blocks_and_odd_heads_to_xla():
+    with platforms.traced_for("cuda"):
+        fits = partial(decode_attention.fits, heads=3, dtype="bfloat16")
+        assert fits(16, size=64, slots=2048) and fits(1, size=64, slots=80, written=False)
+        assert not fits(17, size=64, slots=80) and not fits(1, size=64, slots=2049) and not fits(1, size=96, slots=80)
+        assert decode_attention.tiled(82) == 82
 
 
 def test_programs_for_a_cpu_have_no_kernels():
@@ -235,11 +257,15 @@ def steps(bound):
 
 @pytest.mark.laws
 @pytest.mark.parametrize("name", MODELS)
-def test_models_have_the_logits_of_the_path_by_xla(name):
-    expected = steps(MODELS[name])
-    jax.clear_caches()
-    with platforms.interpreted(INTERPRETER):
+@pytest.mark.parametrize("parameters", [INTERPRETER, True], ids=["tpu", "gpu"])
+def test_models_have_the_logits_of_the_path_by_xla(name, parameters):
+    expected = expected_steps(name)
+    with interpreting(parameters):
         logits = steps(MODELS[name])
-    jax.clear_caches()
     for ours, theirs in zip(logits, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=1e-5)
+
+
+@functools.cache
+def expected_steps(name):
+    return steps(MODELS[name])
