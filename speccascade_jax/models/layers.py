@@ -35,6 +35,7 @@ from speccascade_jax.models.sharding import (
     under,
 )
 from speccascade_jax.models.stacks import layer_at, over_layers
+from speccascade_jax.models.triton_products import Norm
 from speccascade_jax.runtime.mesh import AXES, MODEL
 
 KeysValues = tuple[Array, Array]
@@ -142,6 +143,10 @@ class RMSNorm(nn.Module):
         # The initial `offset + scale` is 1 in every family.
         scale: Array = self.param("scale", nn.initializers.constant(1.0 - self.offset), (size,))
         return scale
+
+    def before_product(self, size: int) -> Norm:
+        """Returns the norm of rows with `size` entries for a kernel that computes it with the product after it."""
+        return Norm(self.scale(size), self.epsilon, self.offset)
 
     @nn.nowrap
     def normalized(self, x: Array, scale: Array) -> Array:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.core.types import Array, Packed, Params
-from speccascade_jax.models.sharding import gathered
+from speccascade_jax.core.types import Array, Packed, Params, is_packed
+from speccascade_jax.models import triton_products
+from speccascade_jax.models.sharding import gathered, whole_mesh
 from speccascade_jax.runtime import products
 
 _LARGEST = 127
@@ -52,6 +53,20 @@ def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: t
     return module.get_variable("params", name) if exists else module.param(name, init, shape)
 
 
+def computes_around(module: nn.Module, x: Array, sizes: tuple[int, ...]) -> bool:
+    """Returns whether kernels compute the products of a module's layers with what stands around them (on GPUs).
+
+    Args:
+        module: the module around, with all layers.
+        x: its input `[..., K]`.
+        sizes: the numbers of inputs of its layers.
+    """
+    if whole_mesh() is not None or not triton_products.fits(x.size // x.shape[-1], sizes, x.dtype):
+        return False
+    leaves = jax.tree.leaves(module.variables, is_leaf=is_packed)
+    return not any(map(is_packed, leaves))
+
+
 class Dense(nn.Module):
     """Linear layer `x @ kernel`, optionally with a bias; the parameter `kernel` `[K, features]` is plain or packed.
 
@@ -70,12 +85,15 @@ class Dense(nn.Module):
     kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
 
     @nn.compact
-    def __call__(self, x: Array, wide: bool = False) -> Array:
+    def __call__(self, x: Array, wide: bool = False, **around: Any) -> Array:
         """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`.
 
-        If `wide` is true, the result is float32, and the caller rounds it.
+        If `wide` is true, the result is float32, and the caller rounds it. `around` is what one kernel computes with
+        the product (`triton_products.multiply`); it needs a module for which `computes_around` is true.
         """
         kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
+        if around:
+            return triton_products.multiply(x, kernel, self.dtype, **around)
         kernel = gathered(kernel, self.dtype, self.path, "kernel")
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide or wide else self.dtype)
         if not self.use_bias:

@@ -90,6 +90,11 @@ def under(mesh: Mesh | None, gathers: bool = False) -> Iterator[None]:
         _GATHERS.reset(tokens[1])
 
 
+def whole_mesh() -> Mesh | None:
+    """Returns the mesh that `under` set; `None` for a single device."""
+    return _MESH.get()
+
+
 def shards() -> int:
     """Returns how many parts the mesh splits heads, feed-forward units and the vocabulary into; 1 without a mesh."""
     mesh = _MESH.get()

@@ -41,10 +41,11 @@ from speccascade_jax.models.layers import (
     mean_state,
     split_axes,
 )
-from speccascade_jax.models.products import Dense, Embed, real_entries
+from speccascade_jax.models.products import Dense, Embed, computes_around, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, local, shards, under
 from speccascade_jax.models.stacks import STACK, in_order, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.models.t5_config import T5Config
+from speccascade_jax.models.triton_products import Norm
 
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
@@ -179,17 +180,27 @@ class Attention(nn.Module):
         mixed = local(partial(attend, drops=bool(kept)), specs, COLUMNS)(queries, *keys_values, *extra)
         return self.out(mixed)
 
-    def in_cache(self, x: Array, slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
-        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
+    def in_cache(
+        self, x: Array, slots: Slots, bias: Array, norm: dict[str, Any] | None = None, **around: Any
+    ) -> tuple[Array, KeysValues]:
+        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both.
+
+        The norm of `x`, and what stands `around` the last product, are left to kernels of products if they are given
+        (`Dense`).
+        """
         names = ("qkv",) if self.has_variable("params", "qkv") else ("query", "key", "value")
         # The kernel rounds the columns itself. Before it, rounding would be an operation of its own.
-        columns = tuple(getattr(self, name)(x, wide=True) for name in names)
+        columns = tuple(getattr(self, name)(x, wide=True, **norm or {}) for name in names)
         mixed, written = slots.attend(columns, bias, **self._kernel_sizes)
-        return self.out(mixed), written
+        return self.out(mixed, **around), written
 
-    def to_fixed(self, x: Array, fixed: Slots, bias: Array) -> Array:
-        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it."""
-        return self.out(fixed.attend((self.query(x, wide=True),), bias, **self._kernel_sizes)[0])
+    def to_fixed(self, x: Array, fixed: Slots, bias: Array, norm: dict[str, Any] | None = None, **around: Any) -> Array:
+        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it.
+
+        `norm` and `around` are those of `in_cache`.
+        """
+        mixed, _ = fixed.attend((self.query(x, wide=True, **norm or {}),), bias, **self._kernel_sizes)
+        return self.out(mixed, **around)
 
     @property
     def _kernel_sizes(self) -> dict[str, int]:
@@ -249,6 +260,10 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: Array, deterministic: bool) -> Array:
         return self.wo(self.drop(self._inner(x), deterministic=deterministic))
+
+    def in_kernels(self, x: Array, norm: Norm) -> Array:
+        """Returns the sum of `x` and the layer's output for its norm; one kernel computes each product."""
+        return self.wo(self.wi_01(x, norm=norm, gate=nn.gelu), residual=x)
 
     def _inner(self, x: Array) -> Array:
         if not self.config.gated:
@@ -318,12 +333,32 @@ class DecoderLayer(nn.Module):
         """
         if callable(bias):
             bias = bias(self.relpos_bias)
+        if isinstance(slots, Slots) and isinstance(cross, Slots) and self._fits_kernels(x, slots, cross):
+            return self._in_kernels(x, bias, cross, cross_bias, slots)
         y, written = self._to_self(self.pre_self_attention_layer_norm(x), bias, slots, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self._to_encoder(self.pre_cross_attention_layer_norm(x), cross, cross_bias, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic), written
+
+    def _fits_kernels(self, x: Array, slots: Slots, cross: Slots) -> bool:
+        """Returns whether kernels compute attention, and products with the norms and sums around them (on GPUs)."""
+        c, new = self.config, x.shape[1]
+        sizes = c.d_model, c.num_heads * c.head_dim, c.d_ff
+        fused = self.self_attention.has_variable("params", "qkv") and self.mlp.has_variable("params", "wi_01")
+        fits = slots.fits(new) and cross.fits(new, written=False)
+        return c.gated and fused and fits and computes_around(self, x, sizes)
+
+    def _in_kernels(
+        self, x: Array, bias: Array, cross: Slots, cross_bias: Array, slots: Slots
+    ) -> tuple[Array, KeysValues]:
+        """Returns what a call with a cache returns; eight kernels compute it."""
+        norms = (self.pre_self_attention_layer_norm, self.pre_cross_attention_layer_norm, self.pre_mlp_layer_norm)
+        first, second, last = (norm.before_product(x.shape[-1]) for norm in norms)
+        x, written = self.self_attention.in_cache(x, slots, bias, {"norm": first}, residual=x)
+        x = self.encoder_decoder_attention.to_fixed(x, cross, cross_bias, {"norm": second}, residual=x)
+        return self.mlp.in_kernels(x, last), written
 
     def _to_self(self, x: Array, bias: Array, slots: Slots | None, deterministic: bool) -> tuple[Array, KeysValues]:
         """Returns the self-attention's output, and the keys and values."""

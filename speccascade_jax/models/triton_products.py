@@ -1,0 +1,169 @@
+"""Products of a few rows with a matrix, as one kernel for GPUs that also computes what stands around the product.
+
+XLA starts one or two kernels for a norm, one or two for the product of a few rows after it, and one for gated units or
+for the residual sum. Here all of this is one Triton kernel. Each program computes some columns for all rows: it reads
+its part of the matrix once, and computes the norm of the rows anew, which takes little of the time of that reading.
+
+Shape letters: `R` rows, `E` inputs, `F` outputs, and `N` columns of the matrix (`2 F` for gated units).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from speccascade_jax.core.types import Array
+from speccascade_jax.runtime import platforms
+
+MOST_ROWS = 64
+"""Most rows of a product; with more of them, XLA's library is faster, because it reads a matrix once for all rows."""
+CHUNK = 128
+"""Most inputs of a step; a step's part of the matrix is loaded while the step before it multiplies."""
+PROGRAMS = 128
+"""Number of programs that are wanted, about as many as a large GPU has cores."""
+_TILE = 16
+"""Smallest size of a product's operands in Triton."""
+
+
+class Norm(NamedTuple):
+    """A root mean square norm of a product's rows: `x / sqrt(mean x² + epsilon) · (offset + scale)`, scale `[E]`."""
+
+    scale: Array
+    epsilon: float
+    offset: float = 0.0
+
+
+def fits(rows: int, sizes: tuple[int, ...], dtype: Any) -> bool:
+    """Returns whether the kernel computes products of `rows` rows with matrices that have inputs of these `sizes`."""
+    name = jnp.dtype(dtype).name
+    whole = all(size % _TILE == 0 for size in sizes)
+    return platforms.uses_gpu_kernels() and rows <= MOST_ROWS and whole and name in ("bfloat16", "float32")
+
+
+def multiply(
+    x: Array,
+    matrix: Array,
+    dtype: Any,
+    *,
+    norm: Norm | None = None,
+    gate: Callable[[Array], Array] | None = None,
+    residual: Array | None = None,
+) -> Array:
+    """Returns the product of rows `x` `[..., E]` with a matrix `[E, N]`, `[..., F]`, with sums in float32.
+
+    Args:
+        x: the rows.
+        matrix: the matrix.
+        dtype: dtype to which the norm's result and the matrix are rounded.
+        norm: norm of the rows before the product.
+        gate: `gate(first half of the columns) · second half` is returned, `F = N / 2`, in `dtype`.
+        residual: `[..., F]`, is added, and the result is in `dtype`. Without it and a gate, the result is float32.
+    """
+    (inputs, columns), rows = matrix.shape, x.reshape(-1, x.shape[-1])
+    outputs = columns // 2 if gate is not None else columns
+    kernel = _Kernel(
+        rows=len(rows), inputs=inputs, outputs=outputs, dtype=jnp.dtype(dtype).name, gate=gate,
+        epsilon=None if norm is None else norm.epsilon, offset=0.0 if norm is None else norm.offset,
+        adds=residual is not None,
+    )  # fmt: skip
+    others = [] if norm is None else [norm.scale]
+    others += [] if residual is None else [residual.reshape(-1, outputs)]
+    return kernel.call(rows, matrix, others).reshape(*x.shape[:-1], outputs)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One kernel: its sizes, the call, and the body, which runs once for each block of columns.
+
+    Attributes:
+        rows, inputs, outputs: `R`, `E` and `F`.
+        dtype, gate: as in `multiply`.
+        epsilon, offset: those of the norm; without a norm, `epsilon` is `None`.
+        adds: whether a residual is added.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    dtype: str
+    gate: Callable[[Array], Array] | None
+    epsilon: float | None
+    offset: float
+    adds: bool
+
+    @property
+    def padded(self) -> int:
+        """Rows of a tile."""
+        return max(_TILE, pl.next_power_of_2(self.rows))
+
+    @property
+    def chunk(self) -> int:
+        """Inputs of a step."""
+        return math.gcd(CHUNK, self.inputs)
+
+    @property
+    def width(self) -> int:
+        """Columns of a program."""
+        return next((w for w in (64, 32) if self.outputs // w >= PROGRAMS), _TILE)
+
+    def call(self, rows: Array, matrix: Array, others: list[Array]) -> Array:
+        """Returns the result `[R, F]`; `others` are the norm's scale and the residual, if there are any."""
+        wide = self.gate is None and not self.adds
+        result: Array = pl.pallas_call(
+            partial(_run, self),
+            grid=(pl.cdiv(self.outputs, self.width),),
+            out_shape=jax.ShapeDtypeStruct((self.rows, self.outputs), jnp.float32 if wide else self.dtype),
+            compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=3),
+            interpret=bool(platforms.interpreter()),
+            name="product",
+        )(rows, matrix, *others)
+        return result
+
+
+def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
+    """Runs the kernel's body for one block of columns; `refs` are the others of `_Kernel.call`, and the result."""
+    scale, residual, result = refs[0], refs[-2:][0], refs[-1]  # those that the kernel has
+    row, column = jnp.arange(kernel.padded), pl.program_id(0) * kernel.width + jnp.arange(kernel.width)
+    real, inside = (row < kernel.rows)[:, None], (column < kernel.outputs)[None]
+    halves = (0,) if kernel.gate is None else (0, kernel.outputs)
+
+    def load(step: Any) -> Any:
+        index = step * kernel.chunk + jnp.arange(kernel.chunk)
+        return index, pltriton.load(x.at[row[:, None], index[None]], mask=real, other=0)
+
+    def square(step: Any, total: Any) -> Any:
+        part = load(step)[1].astype(jnp.float32)
+        return total + (part * part).sum(-1)
+
+    steps, factor = kernel.inputs // kernel.chunk, None
+    if kernel.epsilon is not None:
+        total = jax.lax.fori_loop(0, steps, square, jnp.zeros((kernel.padded,), jnp.float32))
+        factor = jax.lax.rsqrt(total / kernel.inputs + kernel.epsilon)[:, None]
+
+    def add(step: Any, sums: Any) -> Any:
+        index, part = load(step)
+        if factor is not None:
+            part = part.astype(jnp.float32) * factor * (scale[index].astype(jnp.float32) + kernel.offset)[None]
+        at = [matrix.at[index[:, None], column[None] + half] for half in halves]
+        parts = [pltriton.load(ref, mask=inside, other=0).astype(kernel.dtype) for ref in at]
+        return tuple(s + _dot(part.astype(kernel.dtype), m) for s, m in zip(sums, parts, strict=True))
+
+    zeros = jnp.zeros((kernel.padded, kernel.width), jnp.float32)
+    sums = jax.lax.fori_loop(0, steps, add, (zeros,) * len(halves))
+    y = sums[0] if kernel.gate is None else kernel.gate(sums[0]) * sums[1]
+    if kernel.adds:
+        y += pltriton.load(residual.at[row[:, None], column[None]], mask=real & inside, other=0).astype(jnp.float32)
+    pltriton.store(result.at[row[:, None], column[None]], y.astype(result.dtype), mask=real & inside)
+
+
+def _dot(left: Any, right: Any) -> Any:
+    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
+    return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
