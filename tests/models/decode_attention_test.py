@@ -246,7 +246,7 @@ def steps(bound):
     tokens = jax.random.randint(jax.random.key(0), (2, 22), 1, 31)
     encoder = tokens[:, 9:20] if model.is_encoder_decoder else None
     prompt = Prompt(tokens=tokens[:, :9], length=jnp.array([9, 4]), encoder_tokens=encoder)
-    cache = model.prefill(params, prompt, 40, max_rollback=6)
+    cache = jax.jit(lambda: model.prefill(params, prompt, 40, max_rollback=6))()
     extend = jax.jit(model.extend)
     first, cache = extend(params, cache, tokens[:, 9:14])
     cache = model.rollback(cache, cache.length - jnp.array([3, 0]))
