@@ -7,6 +7,7 @@ level, with several tokens after each token (docs/methods.md, section 10). `NoDr
 runs through the same loop, so latencies are comparable.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -37,6 +38,7 @@ from speccascade_jax.core.trees import Tree, without
 from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
 from speccascade_jax.models.early_exit import HEAD, EarlyExit, exit_params
 from speccascade_jax.models.teacher_forcing import catch_up
+from speccascade_jax.runtime import platforms
 from speccascade_jax.stopping.block_planner import Cheapest, Evidence
 from speccascade_jax.stopping.policies import Fixed
 
@@ -196,11 +198,12 @@ class ModelDrafter(PolicyDrafter):
     ) -> tuple[Draft, ModelDrafterState, Cache]:
         """Drafts in a loop with one call of the model per token."""
         # Missed tokens are counted before they are fed, because the calls that feed them are draft steps too.
-        missed = jnp.maximum(request.length - 1 - self.model.consumed(state.cache), 0)
+        spared = int(self.feeds_two(request.complete))  # the first pass feeds this many missed tokens
+        missed = jnp.maximum(request.length - 1 - spared - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
             cache = catch_up(
                 self.model, params["model"], state.cache, request.tokens, request.length, request.active,
-                block=self.catches_up,
+                block=self.catches_up, spared=spared,
             )  # fmt: skip
         pending = jnp.take_along_axis(request.tokens, request.length[:, None] - 1, axis=1)[:, 0]
         start = _Drafting(
@@ -219,8 +222,20 @@ class ModelDrafter(PolicyDrafter):
         def body(carry: _Drafting) -> _Drafting:
             return self._step(params, carry, request, uniforms)
 
+        if spared:
+            with jax.named_scope("first"):
+                start = self._step(params, start, request, uniforms, partial(self._forward_two, request=request))
         end = jax.lax.while_loop(lambda carry: jnp.any(carry.going), body, start)
         return end.draft, end.state, request.target.cache
+
+    def feeds_two(self, complete: bool) -> bool:
+        """Returns whether the first pass feeds the last two tokens, instead of a pass that feeds a missed token.
+
+        A GPU starts a pass in more time than it needs for a second token. `complete` is that of the request.
+        """
+        single = not self.sits_out and self.catches_up == 1 and not complete
+        # an early exit shares the target's cache, in which no token is missing
+        return platforms.uses_gpu_kernels() and single and self.block > 0 and not isinstance(self.model, EarlyExit)
 
     def _uniforms(self, request: Request) -> Array:
         """Returns the random numbers `[B, G]` of the block's draws."""
@@ -289,9 +304,34 @@ class ModelDrafter(PolicyDrafter):
         hidden = None if out.hidden is None else out.hidden[:, 0]
         return out.logits[:, 0, : self.model.vocab_size], hidden, cache
 
-    def _step(self, params: Params, carry: _Drafting, request: Request, uniforms: Array) -> _Drafting:
+    def _forward_two(self, params: Params, carry: _Drafting, request: Request) -> tuple[Array, Array | None, Cache]:
+        """Returns what `_forward` returns, and feeds the token before the current one too, missed or not."""
+        cache, length = carry.state.cache, request.length
+        before = self.model.consumed(cache)
+        # a token that was not missed gets the same entry again; a row of one token is followed by a meaningless one
+        first = jnp.minimum(before, jnp.maximum(length - 2, 0))
+        places = jnp.minimum(first[:, None] + jnp.arange(2)[None], request.tokens.shape[1] - 1)
+        tokens = jnp.take_along_axis(request.tokens, places, axis=1)
+        out, cache = self.model.extend(params["model"], self.model.rollback(cache, first), tokens)
+        cache = self.model.rollback(cache, jnp.where(carry.going, length, before))
+        current = (length - 1 - first).clip(0, 1)[:, None, None]
+
+        def of_current(values: Array) -> Array:
+            return jnp.take_along_axis(values, current, axis=1)[:, 0]
+
+        hidden = None if out.hidden is None else of_current(out.hidden)
+        return of_current(out.logits)[:, : self.model.vocab_size], hidden, cache
+
+    def _step(
+        self,
+        params: Params,
+        carry: _Drafting,
+        request: Request,
+        uniforms: Array,
+        forward: Callable[[Params, _Drafting], tuple[Array, Array | None, Cache]] | None = None,
+    ) -> _Drafting:
         """Runs one forward pass and draws one token in each row whose stop policy allows it."""
-        logits, hidden, cache = self._forward(params, carry)
+        logits, hidden, cache = (forward or self._forward)(params, carry)
         with jax.named_scope("sampling"):
             draw_slot = jnp.minimum(carry.slot, self.block - 1)  # the bonus slot draws nothing, so it may use any bits
             uniform = jax.lax.dynamic_index_in_dim(uniforms, draw_slot, axis=1, keepdims=False)

@@ -13,7 +13,14 @@ from speccascade_jax.runtime.mesh import fewest_rows
 
 
 def catch_up(
-    model: LanguageModel, params: Params, cache: Cache, tokens: Array, length: Array, active: Array, block: int = 1
+    model: LanguageModel,
+    params: Params,
+    cache: Cache,
+    tokens: Array,
+    length: Array,
+    active: Array,
+    block: int = 1,
+    spared: int = 0,
 ) -> Cache:
     """Feeds committed tokens to a model until every active row of its cache has consumed `length − 1` tokens.
 
@@ -29,6 +36,7 @@ def catch_up(
         active: bool `[B]`; inactive rows keep their caches.
         block: number of tokens that are fed at once if more than one is missing. It must not exceed the engine's
             longest block, for which caches have room. Use 1 if at most one token can be missing.
+        spared: number of tokens that may still be missing at the end, because the caller feeds them.
 
     Returns:
         The cache after the missing tokens.
@@ -63,7 +71,7 @@ def catch_up(
     # than feeding a block.
     if block > 1:
         cache = until(1, block, cache)
-    return until(0, 1, cache)
+    return until(spared, 1, cache)
 
 
 def continued(

@@ -28,8 +28,7 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.execution import Assumptions, Execution, execute
 from speccascade_jax.preflight.programs import Job, Traced
 from speccascade_jax.preflight.report import Costs, Memory, Report
-from speccascade_jax.preflight.topologies import devices
-from speccascade_jax.runtime import own_files, platforms
+from speccascade_jax.runtime import own_files
 
 ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
 """Named scope of the loop over rounds, in a program's text."""
@@ -56,8 +55,7 @@ def compile_job(traced: Traced) -> jax.stages.Compiled:
         DoesNotFitError: the program needs more memory than a device has; the message says how much.
         ValueError: as in `programs.Traced`.
     """
-    kind = devices(traced.job.topology)[0].device_kind
-    with platforms.traced_for("cuda" if chip_of(traced.job.topology).is_gpu else "tpu", kind):
+    with traced.on_platform():
         lowered = traced.lower()
     try:
         with warnings.catch_warnings():
@@ -114,7 +112,9 @@ def assumptions(
     block = 0 if engine is None else engine.block
     steps = (traced.drafted if block else 1) if drafted is None else drafted
     complete = engine is not None and block > 0 and engine.complete
-    missing_calls = float(not complete) if catching_up is None else catching_up
+    # the first pass of some drafters is outside the loop, and feeds a missed token
+    opened = block > 0 and traced.first_pass_feeds_two
+    missing_calls = float(not complete and not opened) if catching_up is None else catching_up
     fewest = -(-traced.job.max_new_tokens // (block + 1)) if rounds is None else rounds
     counts = {"drafted": steps, "catching_up": missing_calls, "rounds": fewest, **(loops or {})}
     for name, count in counts.items():
@@ -125,7 +125,7 @@ def assumptions(
         r"/sampling/.*/while": BISECTIONS,
         rf"/width_{block + 1}/while": 1,
         r"/width_\d+/while": 0,
-        DRAFT: steps,
+        DRAFT: max(steps - int(opened), 0),
         ROUNDS: fewest,
     }
     return Assumptions(loops=dict(loops or {}) | usual, branches=_branches(traced), needed=tuple(loops or ()))

@@ -7,6 +7,7 @@ devices. The compiled functions are those that `decode`, sweeps and training run
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -22,6 +23,7 @@ from speccascade_jax import checkpoints
 from speccascade_jax.core import names, rngs
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import BoundModel, Controls, Packed, Params, Prompt, PyTree
+from speccascade_jax.drafters.model import ModelDrafter
 from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import generate
 from speccascade_jax.engine.loop import one_round
@@ -41,6 +43,7 @@ from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
 from speccascade_jax.preflight.training import Training
 from speccascade_jax.runtime import mesh as meshes
+from speccascade_jax.runtime import platforms
 from speccascade_jax.stopping import acceptance_head
 
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
@@ -344,6 +347,17 @@ class Traced:
         """The passes of the draft model in a round that drafts a whole block."""
         engine = self.engine
         return engine.block + int(engine.complete) if engine.block else 0
+
+    def on_platform(self) -> AbstractContextManager[None]:
+        """Returns a context in which programs are traced for the devices."""
+        return platforms.traced_for("cuda" if chip_of(self.job.topology).is_gpu else "tpu")
+
+    @property
+    def first_pass_feeds_two(self) -> bool:
+        """Whether the draft's first pass is outside the loop that drafts (`ModelDrafter.feeds_two`)."""
+        drafter = self.engine.drafter
+        with self.on_platform():
+            return isinstance(drafter, ModelDrafter) and drafter.feeds_two(self.engine.complete)
 
     @property
     def cache_shapes(self) -> frozenset[tuple[str, tuple[int, ...]]]:
