@@ -112,11 +112,13 @@ class _Gpu:
         extension = "ACCELERATED_FEATURES" if self.features else "NONE"
         capability = f"cuda_compute_capability {{ major: {self.capability} feature_extension: {extension} }}"
         return (
-            f'gpu_device_info {{ {described} {capability} }} platform_name: "CUDA" {_LIBRARIES} '
+            f'gpu_device_info {{ {described} {_DRIVER} {capability} }} platform_name: "CUDA" {_LIBRARIES} '
             f'device_description_str: "{self.device}"'
         )
 
 
+_DRIVER = 'driver_version: "12.9.0"'
+"""The driver's CUDA version, which XLA asks for before it puts loops and branches into command buffers."""
 _LIMITS = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
