@@ -355,6 +355,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Returns what a call with a cache returns; eight kernels compute it."""
         norms = (self.pre_self_attention_layer_norm, self.pre_cross_attention_layer_norm, self.pre_mlp_layer_norm)
+        # A norm is not applied here, but by the product after it.
         first, second, last = (norm.before_product(x.shape[-1]) for norm in norms)
         x, written = self.self_attention.in_cache(x, slots, bias, {"norm": first}, residual=x)
         x = self.encoder_decoder_attention.to_fixed(x, cross, cross_bias, {"norm": second}, residual=x)

@@ -41,6 +41,7 @@ def fits(new: int, size: int, slots: int, dtype: Any) -> bool:
         slots: number of slots of the cache.
         dtype: dtype of the cache.
     """
+    # Triton needs blocks whose sizes are powers of two.
     width = jnp.dtype(dtype).itemsize
     return (
         new <= TILE
@@ -161,6 +162,7 @@ def _run(kernel: _Kernel, begins: Any, layer: Any, bias: Any, *refs: Any) -> Non
     )
     sums = jax.lax.fori_loop(0, _chunks(kernel, begin), chunk, sums)
     token = jnp.arange(TILE)
+    # Blocks have fewer tokens than a tile has rows.
     real = token < kernel.new
     if kernel.writes:
         # padding gets places behind the last slot, because in a short ring it would have those of other tokens
@@ -214,8 +216,9 @@ def _logits(kernel: _Kernel, queries: Any, bias: Any, row: Any, head: Any, keys:
     if kernel.cap is not None:
         x = kernel.cap * jnp.tanh(x / kernel.cap)
     (rows, heads, tokens), token = kernel.bias, jnp.arange(TILE)
-    at = row * int(rows > 1), head * int(heads > 1), token[:, None] * int(tokens > 1), slots[None]
-    added = pltriton.load(bias.at[at], mask=(token < kernel.new)[:, None] & real[None], other=0.0)
+    # An axis of size 1 is broadcast.
+    places = row * int(rows > 1), head * int(heads > 1), token[:, None] * int(tokens > 1), slots[None]
+    added = pltriton.load(bias.at[places], mask=(token < kernel.new)[:, None] & real[None], other=0.0)
     return jnp.where(real[None], x + added, _OUTSIDE)
 
 
@@ -228,6 +231,7 @@ def _added(sums: Any, logits: Any, values: Any) -> Any:
     return now, total, weighted * scale[:, None] + _dot(weights.astype(values.dtype), values)
 
 
-def _dot(left: Any, right: Any) -> Any:
-    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
-    return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
+def _dot(x: Any, y: Any) -> Any:
+    # Triton would round float32 operands to TF32.
+    precision = jax.lax.Precision.HIGHEST if y.dtype == jnp.float32 else None
+    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

@@ -133,12 +133,14 @@ def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
     scale, residual, result = refs[0], refs[-2:][0], refs[-1]  # those that the kernel has
     row, column = jnp.arange(kernel.padded), pl.program_id(0) * kernel.width + jnp.arange(kernel.width)
     real, inside = (row < kernel.rows)[:, None], (column < kernel.outputs)[None]
+    # Padding of rows and columns is loaded as zeros, and not stored.
     halves = (0,) if kernel.gate is None else (0, kernel.outputs)
 
     def load(step: Any) -> Any:
         index = step * kernel.chunk + jnp.arange(kernel.chunk)
         return index, pltriton.load(x.at[row[:, None], index[None]], mask=real, other=0)
 
+    # The norm is computed in float32, as `RMSNorm` does.
     def square(step: Any, total: Any) -> Any:
         part = load(step)[1].astype(jnp.float32)
         return total + (part * part).sum(-1)
@@ -152,8 +154,9 @@ def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
         index, part = load(step)
         if factor is not None:
             part = part.astype(jnp.float32) * factor * (scale[index].astype(jnp.float32) + kernel.offset)[None]
-        at = [matrix.at[index[:, None], column[None] + half] for half in halves]
-        parts = [pltriton.load(ref, mask=inside, other=0).astype(kernel.dtype) for ref in at]
+        # The two columns of a gated unit are half a matrix apart.
+        blocks = [matrix.at[index[:, None], column[None] + half] for half in halves]
+        parts = [pltriton.load(ref, mask=inside, other=0).astype(kernel.dtype) for ref in blocks]
         return tuple(s + _dot(part.astype(kernel.dtype), m) for s, m in zip(sums, parts, strict=True))
 
     zeros = jnp.zeros((kernel.padded, kernel.width), jnp.float32)
@@ -164,6 +167,7 @@ def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
     pltriton.store(result.at[row[:, None], column[None]], y.astype(result.dtype), mask=real & inside)
 
 
-def _dot(left: Any, right: Any) -> Any:
-    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
-    return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)
+def _dot(x: Any, y: Any) -> Any:
+    # Triton would round float32 operands to TF32.
+    precision = jax.lax.Precision.HIGHEST if y.dtype == jnp.float32 else None
+    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

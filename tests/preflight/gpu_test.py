@@ -257,8 +257,9 @@ def test_a_round_of_t5_starts_without_the_host_but_for_loops_and_branches() -> N
     work = compiled.launches
     assert work is not None and compiled.dumped and compiled.fits
     assert compiled.total.ops > 200 and compiled.total.cycles == 0
-    # eight kernels per layer: of the target, and of the exit in its loop and in the one that catches up
-    assert len(compiled.kernels) == 8 * (8 + 2 + 2)
+    # eight kernels per layer: of the target, of the exit in its loop, and in the loop that catches up, whose last layer
+    # only writes its cache
+    assert len(compiled.kernels) == 8 * (8 + 2 + 1) + 2
     assert 0.9 < work.captured / compiled.total.ops <= 1 and work.graphs < compiled.total.ops / 15
     # the condition of the drafting loop is evaluated once more than its body runs, that of the catch-up loop twice
     assert work.host_waits >= 3 + 1 + 2
