@@ -63,6 +63,7 @@ def computes_around(module: nn.Module, x: Array, sizes: tuple[int, ...]) -> bool
     """
     if whole_mesh() is not None or not triton_products.fits(x.size // x.shape[-1], sizes, x.dtype):
         return False
+    # Weights of 8 bits have no kernel, and XLA converts them.
     leaves = jax.tree.leaves(module.variables, is_leaf=is_packed)
     return not any(map(is_packed, leaves))
 

@@ -345,6 +345,7 @@ class DecoderLayer(nn.Module):
     def _fits_kernels(self, x: Array, slots: Slots, cross: Slots) -> bool:
         """Returns whether kernels compute attention, and products with the norms and sums around them (on GPUs)."""
         c, new = self.config, x.shape[1]
+        # The kernels need fused columns, as `fuse` prepares them.
         sizes = c.d_model, c.num_heads * c.head_dim, c.d_ff
         fused = self.self_attention.has_variable("params", "qkv") and self.mlp.has_variable("params", "wi_01")
         fits = slots.fits(new) and cross.fits(new, written=False)

@@ -71,6 +71,7 @@ def attend(
         rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots, bias=bias.shape[:3],
         cap=cap, ring=ring, writes=len(columns) > 1 or width > query_heads * size,
     )  # fmt: skip
+    # In a ring buffer, positions continue with slot 0 after the last slot.
     begin = (start % slots if ring else start).astype(jnp.int32)
     flat_keys, flat_values = (x.reshape(-1, *x.shape[-2:]) for x in (keys, values))
     layer = jnp.asarray(layer, jnp.int32)[None]
@@ -155,6 +156,7 @@ def _run(kernel: _Kernel, begins: Any, layer: Any, bias: Any, *refs: Any) -> Non
         old_values = pltriton.load(values.at[place, slots[:, None], wide[None]], mask=cached[:, None], other=0)
         return _added(sums, seen(old_keys, slots, cached), old_values)
 
+    # The largest logit, the sum of weights, and the weighted values, so far.
     sums = (
         jnp.full((TILE,), -jnp.inf, jnp.float32),
         jnp.zeros((TILE,), jnp.float32),
@@ -195,6 +197,7 @@ def _is_new(kernel: _Kernel, slots: Any, begin: Any) -> Any:
     """Returns which slots the block overwrites."""
     if not kernel.writes:
         return jnp.zeros(slots.shape, bool)
+    # The block is contiguous, except where a ring buffer ends.
     offset = slots - begin
     if kernel.ring:
         offset = jnp.where(offset < 0, offset + kernel.slots, offset)
@@ -225,6 +228,7 @@ def _logits(kernel: _Kernel, queries: Any, bias: Any, row: Any, head: Any, keys:
 def _added(sums: Any, logits: Any, values: Any) -> Any:
     """Adds the weighted values `[C, K]` of some slots to the sums: largest logit, sum of weights, weighted values."""
     largest, total, weighted = sums
+    # Earlier weights are relative to an earlier maximum, so they are scaled to the new one.
     now = jnp.maximum(largest, logits.max(-1))
     scale, weights = jnp.exp(largest - now), jnp.exp(logits - now[:, None])
     total = total * scale + weights.sum(-1)

@@ -68,6 +68,7 @@ def multiply(
         residual: `[..., F]`, is added, and the result is in `dtype`. Without it and a gate, the result is float32.
     """
     (inputs, columns), rows = matrix.shape, x.reshape(-1, x.shape[-1])
+    # Gated units join two columns to one.
     outputs = columns // 2 if gate is not None else columns
     kernel = _Kernel(
         rows=len(rows), inputs=inputs, outputs=outputs, dtype=jnp.dtype(dtype).name, gate=gate,
@@ -116,6 +117,7 @@ class _Kernel:
 
     def call(self, rows: Array, matrix: Array, others: list[Array]) -> Array:
         """Returns the result `[R, F]`; `others` are the norm's scale and the residual, if there are any."""
+        # Without a sum or a gate the caller rounds, as after a product by XLA.
         wide = self.gate is None and not self.adds
         result: Array = pl.pallas_call(
             partial(_run, self),
@@ -145,6 +147,7 @@ def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
         part = load(step)[1].astype(jnp.float32)
         return total + (part * part).sum(-1)
 
+    # The rows are read twice, because the norm needs all their entries before the first product.
     steps, factor = kernel.inputs // kernel.chunk, None
     if kernel.epsilon is not None:
         total = jax.lax.fori_loop(0, steps, square, jnp.zeros((kernel.padded,), jnp.float32))
