@@ -199,7 +199,7 @@ class ModelDrafter(PolicyDrafter):
         """Drafts in a loop with one call of the model per token."""
         # Missed tokens are counted before they are fed, because the calls that feed them are draft steps too.
         spared = int(self.feeds_two(request.complete))  # the first pass feeds this many missed tokens
-        missed = jnp.maximum(request.length - 1 - spared - self.model.consumed(state.cache), 0)
+        missed = jnp.maximum(request.length - (1 + spared) - self.model.consumed(state.cache), 0)
         with jax.named_scope("catch_up"):
             cache = catch_up(
                 self.model, params["model"], state.cache, request.tokens, request.length, request.active,
