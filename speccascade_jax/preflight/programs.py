@@ -40,7 +40,7 @@ from speccascade_jax.pairs.head_files import Card, Head
 from speccascade_jax.pairs.pair import Pair, fitted_head
 from speccascade_jax.preflight import training
 from speccascade_jax.preflight.chips import chip_of
-from speccascade_jax.preflight.topologies import mesh_of, sharding_of
+from speccascade_jax.preflight.topologies import devices, mesh_of, sharding_of
 from speccascade_jax.preflight.training import Training
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.runtime import platforms
@@ -350,7 +350,8 @@ class Traced:
 
     def on_platform(self) -> AbstractContextManager[None]:
         """Returns a context in which programs are traced for the devices."""
-        return platforms.traced_for("cuda" if chip_of(self.job.topology).is_gpu else "tpu")
+        kind = devices(self.job.topology)[0].device_kind
+        return platforms.traced_for("cuda" if chip_of(self.job.topology).is_gpu else "tpu", kind)
 
     @property
     def first_pass_feeds_two(self) -> bool:

@@ -19,7 +19,7 @@ GPUS = ("cuda", "gpu")
 VMEM = {"TPU v5 lite": 104, "TPU v5e": 104, "TPU v6 lite": 104, "TPU v6e": 104}
 """MiB of VMEM that one kernel may use, by the kind of device: most of 128 MiB."""
 _PLATFORM: ContextVar[tuple[str, str] | None] = ContextVar("platform", default=None)
-_INTERPRETER: ContextVar[Any] = ContextVar("interpreter", default=None)
+_INTERPRETER: ContextVar[tuple[str, Any] | None] = ContextVar("interpreter", default=None)
 
 
 def platform() -> str:
@@ -46,15 +46,16 @@ def traced_for(name: str, kind: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def interpreted(parameters: Any) -> Iterator[None]:
+def interpreted(parameters: Any, name: str = "tpu") -> Iterator[None]:
     """Runs the kernels for TPUs or GPUs on this machine, slowly, as tests do.
 
     JAX keeps traced functions, so call `jax.clear_caches` before and after the block.
 
     Args:
-        parameters: `pltpu.InterpretParams` for the kernels for TPUs, or `True` for those for GPUs.
+        parameters: `pltpu.InterpretParams`, or `True` for Pallas' interpreter of any platform's kernels.
+        name: the platform whose kernels run, "tpu" or "gpu".
     """
-    token = _INTERPRETER.set(parameters)
+    token = _INTERPRETER.set((name, parameters))
     try:
         yield
     finally:
@@ -63,17 +64,23 @@ def interpreted(parameters: Any) -> Iterator[None]:
 
 def interpreter() -> Any:
     """Returns the parameters of `interpreted`; `False` if kernels are compiled."""
-    return _INTERPRETER.get() or False
+    chosen = _INTERPRETER.get()
+    return False if chosen is None else chosen[1]
 
 
 def uses_kernels() -> bool:
     """Returns whether kernels for TPUs replace parts of the programs that are traced here."""
-    return interpreter() not in (True, False) or (platform() == "tpu" and _enabled())
+    return _interprets("tpu") or (platform() == "tpu" and _enabled())
 
 
 def uses_gpu_kernels() -> bool:
     """Returns whether kernels for GPUs replace parts of the programs that are traced here."""
-    return interpreter() is True or (platform() in GPUS and _enabled())
+    return _interprets("gpu") or (platform() in GPUS and _enabled())
+
+
+def _interprets(name: str) -> bool:
+    chosen = _INTERPRETER.get()
+    return chosen is not None and chosen[0] == name
 
 
 def _enabled() -> bool:

@@ -31,7 +31,7 @@ INTERPRETER = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan
 @contextmanager
 def interpreting(parameters):
     jax.clear_caches()
-    with platforms.interpreted(parameters):
+    with platforms.interpreted(parameters, "gpu" if parameters is True else "tpu"):
         yield
     jax.clear_caches()
 
