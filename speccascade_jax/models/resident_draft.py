@@ -129,6 +129,7 @@ class Kernel:
     @property
     def group(self) -> int:
         """Rows whose attention is computed at the same time."""
+        # One row's products and sums wait for each other; with four rows, the core has others to issue meanwhile.
         return max(size for size in (4, 2, 1) if self.rows % size == 0)
 
     @property
@@ -165,7 +166,7 @@ class Kernel:
 
         Entries of the logits that are no tokens are -inf.
         """
-        # Turns of which no row has use are told by scalars, because the kernel's branches cannot depend on vectors.
+        # What no row needs, such as turn 0 or a draw, is told by scalars, because the kernel's branches cannot depend on vectors.
         sampled = jnp.broadcast_to(jnp.any(feed.temperature > 0), feed.start.shape)
         late = jnp.broadcast_to(jnp.any(feed.missed), feed.start.shape)
         numbers = (feed.start, feed.missed, feed.tokens[:, 0], feed.tokens[:, 1], feed.first, sampled, late)
@@ -243,6 +244,7 @@ class Kernel:
 
     def _costs(self) -> pl.CostEstimate:
         """Returns the costs of a call: weights are read once, caches in each turn, and logits are written."""
+        # Turn 0 is left out: it runs only in rounds after a block that was kept whole.
         width = jnp.dtype(self.dtype).itemsize
         weights = self.layers * sum(rows * columns for rows, columns in self.shapes) + self.width * self.entries
         slots = self.rows * self.layers * 2 * self.inner
