@@ -135,6 +135,7 @@ class Kernel:
     @property
     def padded_heads(self) -> int:
         """Rows of one row's attention logits: the heads in whole registers."""
+        # Rows beyond the heads have queries of zeros. Their results are finite, and no column keeps them.
         return -(-self.heads // 8) * 8
 
     @property
@@ -166,7 +167,8 @@ class Kernel:
 
         Entries of the logits that are no tokens are -inf.
         """
-        # What no row needs, such as turn 0 or a draw, is told by scalars, because the kernel's branches cannot depend on vectors.
+        # What no row needs, such as turn 0 or a draw, is told by scalars. The kernel's branches cannot depend on
+        # vectors, which would have to be reduced first.
         sampled = jnp.broadcast_to(jnp.any(feed.temperature > 0), feed.start.shape)
         late = jnp.broadcast_to(jnp.any(feed.missed), feed.start.shape)
         numbers = (feed.start, feed.missed, feed.tokens[:, 0], feed.tokens[:, 1], feed.first, sampled, late)
@@ -361,6 +363,7 @@ def _embed(kernel: Kernel, r: _Refs, turn: Any) -> None:
         begin = pl.multiple_of(jax.lax.div(current(row), SUBLANES) * SUBLANES, SUBLANES)
         return pltpu.make_async_copy(r.table.at[pl.ds(begin, SUBLANES)], r.embedded.at[row], r.row_copies.at[row])
 
+    # All copies begin before the first is awaited, because each takes longer to arrive than a row takes to be summed.
     def start(row: Any, _: None) -> None:
         copy(row).start()
 
@@ -592,6 +595,7 @@ def _sampled(kernel: Kernel, r: _Refs, uniform: Array) -> Array:
 
     start = (none, none, none - 1.0, jnp.zeros((kernel.padded, LANES), jnp.float32))
     _, before, chosen, inside = jax.lax.fori_loop(0, tiles, search, start)
+    # A product with a triangle of ones gives the cumulative sums inside the tile.
     square = [jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1)]
     reached = _dot(inside, (square[0] <= square[1]).astype(jnp.float32)) > rest - before
     lanes = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1).astype(jnp.float32)
@@ -604,6 +608,7 @@ def _sampled(kernel: Kernel, r: _Refs, uniform: Array) -> Array:
 
 def _store(kernel: Kernel, r: _Refs, slot: Any, tokens: Array) -> None:
     """Puts drawn tokens, float32 `[R, 1]`, into the output and into `current`."""
+    # The next turn's copies of embeddings need scalars, and a sum with one nonzero entry turns a vector into one.
     number = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
 
     def store(row: Any, _: None) -> None:
