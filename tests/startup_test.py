@@ -47,6 +47,6 @@ def test_the_first_call_imports_little_and_compiles_only_the_decoder(tmp_path):
     (loading, decoding, streaming), imported, later = json.loads(run.stdout.splitlines()[-1])
     assert not set(loading) - {"jit(stage)"}, "loading may compile only the move of weights to the device"
     assert decoding == ["jit(_joined)"]
-    assert streaming == ["jit(_init)", "jit(_step)"]
+    assert streaming == ["jit(_init)", "jit(_one_round)"]
     assert not HEAVY & {*imported}
     assert HEAVY & {*later} == {"sacrebleu"}  # only sacrebleu is imported, because the task is scored with BLEU

@@ -212,9 +212,12 @@ class _Run:
             if part.kind == "sbr":
                 goal = part.target if runs else goal
             elif part.kind != "sphi" and (runs != 0 or part.kept):
+                # A branch with an unknown condition is not taken, and what it would skip may begin before it, under the
+                # opposite condition: the start of a loop's counter.
+                begins = runs is None and part.negated and not part.kept
                 # a phi instruction joins two names of one register
-                value = self._value(part) if runs else self.registers.get(part.kept)
-                written[part.result] = None if runs is None else value
+                value = self._value(part) if runs or begins else self.registers.get(part.kept)
+                written[part.result] = None if runs is None and not begins else value
         self.registers.update(written)
         return goal
 
