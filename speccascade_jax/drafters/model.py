@@ -180,12 +180,13 @@ class ModelDrafter(PolicyDrafter):
         if not self._may_use_one_kernel(params, state, request):
             return self._in_steps(params, state, request)
         sampling = request.controls.draft
-        # the kernel does not search for the thresholds of top-k and top-p
-        uncut = jnp.all((sampling.top_k <= 0) & (sampling.top_p >= 1.0))
+        # the kernel does not search for the thresholds of top-k and top-p, and feeds at most one missed token; below
+        # another engine, a draft may miss its own last token and that engine's bonus token
+        uncut = (sampling.top_k <= 0) & (sampling.top_p >= 1.0)
+        near = ~request.active | (request.length - 2 <= self.model.consumed(state.cache))
+        at_once, in_steps = partial(self._in_one_kernel, params), partial(self._in_steps_alone, params)
         with jax.named_scope("in_one_kernel"):
-            draft, state = jax.lax.cond(
-                uncut, partial(self._in_one_kernel, params), partial(self._in_steps_alone, params), state, request
-            )
+            draft, state = jax.lax.cond(jnp.all(uncut & near), at_once, in_steps, state, request)
         return draft, state, request.target.cache
 
     def _in_steps_alone(
