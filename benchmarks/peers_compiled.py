@@ -42,7 +42,6 @@ from speccascade_jax.preflight.execution import Assumptions, execute
 from speccascade_jax.preflight.programs import Traced
 from speccascade_jax.preflight.report import Costs, account, summed
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
-from speccascade_jax.runtime import platforms
 from speccascade_jax.runtime.mesh import MODEL
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
@@ -187,7 +186,7 @@ def _ours(traced: Traced) -> jax.stages.Lowered:
         rounds = run_rounds(traced.engine, params, state, controls, lambda state: ~state.done, (), lambda *_: ())
         return rounds[0]
 
-    with platforms.traced_for("tpu"):
+    with traced.on_platform():
         return _lower(loop, traced.program[1], traced.state, traced.controls)
 
 

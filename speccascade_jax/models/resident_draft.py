@@ -505,14 +505,14 @@ def _mixed(kernel: Kernel, query: Array, keys: Array, values: Array, bias: Array
     """Returns the attention `[1, H K]` of one row's query to keys and values `[H K, S]`; `bias` is `[H or 1, S]`."""
     shape = (kernel.padded_heads, kernel.inner)
     head = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    own = jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, shape, 1), kernel.size) == head
+    is_own = jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, shape, 1), kernel.size) == head
     # Each head's query has zeros at the columns of all others, so one product gives the logits of all heads.
-    queries = jnp.where(own, jnp.broadcast_to(query, shape), 0.0).astype(kernel.dtype)
+    queries = jnp.where(is_own, jnp.broadcast_to(query, shape), 0.0).astype(kernel.dtype)
     logits = _dot(queries, keys) + bias
     weights = jnp.exp(logits - jnp.max(logits, -1, keepdims=True))
     # Each head's weights meet the values of all heads; only the columns of its own are kept.
     mixed = _dot(weights.astype(kernel.dtype), values, (1, 1)) / jnp.sum(weights, -1, keepdims=True)
-    return jnp.sum(jnp.where(own, mixed, 0.0), 0, keepdims=True)
+    return jnp.sum(jnp.where(is_own, mixed, 0.0), 0, keepdims=True)
 
 
 def _write(
@@ -589,9 +589,9 @@ def _sampled(kernel: Kernel, r: _Refs, uniform: Array) -> Array:
         total, before, chosen, inside = carry
         after = total + jnp.sum(mass(tile), -1, keepdims=True)
         # sums in the same order as above end at the same total, so the last tile with mass is reached at the latest
-        here = (after > rest) & (chosen < 0)
-        chosen = jnp.where(here, tile.astype(jnp.float32), chosen)
-        return after, jnp.where(here, total, before), chosen, jnp.where(here, mass(tile), inside)
+        reached = (after > rest) & (chosen < 0)
+        chosen = jnp.where(reached, tile.astype(jnp.float32), chosen)
+        return after, jnp.where(reached, total, before), chosen, jnp.where(reached, mass(tile), inside)
 
     start = (none, none, none - 1.0, jnp.zeros((kernel.padded, LANES), jnp.float32))
     _, before, chosen, inside = jax.lax.fori_loop(0, tiles, search, start)

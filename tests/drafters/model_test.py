@@ -75,7 +75,7 @@ def below_two(small):
 
 def generation(build, model, numbers):
     drafter, params = build(model(16, noise=0.1, seed=1))
-    built = engines.engine(Fake(16, seed=2), drafter, "spec_decode")
+    built = engines.engine(Fake(16, seed=2), drafter, "spec_decode", stop_ids=(5,))
     return engines.generated(built, params, length=17, numbers=engines.controls(3, levels=1, **numbers))
 
 

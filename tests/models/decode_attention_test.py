@@ -6,7 +6,6 @@ same place in no order. The kernel for GPUs is interpreted by JAX operations.
 
 import dataclasses
 import functools
-from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from speccascade_jax.core.types import Prompt
 from speccascade_jax.models import decode_attention, decoder_stack
@@ -23,28 +21,18 @@ from speccascade_jax.models.decoder import tiny
 from speccascade_jax.models.layers import MASKED
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.runtime import platforms
-from tests.support import random_t5, tiny_decoders
-
-INTERPRETER = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-
-
-@contextmanager
-def interpreting(parameters):
-    jax.clear_caches()
-    with platforms.interpreted(parameters, "gpu" if parameters is True else "tpu"):
-        yield
-    jax.clear_caches()
+from tests.support import interpreted_kernels, random_t5, tiny_decoders
 
 
 @pytest.fixture
 def interpreted():
-    with interpreting(INTERPRETER):
+    with interpreted_kernels.interpreted():
         yield
 
 
 @pytest.fixture(params=["tpu", "gpu"])
 def either(request):
-    with interpreting(INTERPRETER if request.param == "tpu" else True):
+    with interpreted_kernels.interpreted(request.param):
         yield
 
 
@@ -256,10 +244,10 @@ def steps(bound):
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize(("name", "parameters"), [*((name, INTERPRETER) for name in MODELS), ("gemma2", True)])
-def test_models_have_the_logits_of_the_path_by_xla(name, parameters):
+@pytest.mark.parametrize(("name", "platform"), [*((name, "tpu") for name in MODELS), ("gemma2", "gpu")])
+def test_models_have_the_logits_of_the_path_by_xla(name, platform):
     expected = steps(MODELS[name])
-    with interpreting(parameters):
+    with interpreted_kernels.interpreted(platform):
         logits = steps(MODELS[name])
     for ours, theirs in zip(logits, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4, rtol=1e-5)

@@ -114,18 +114,22 @@ def slots_last(cache):
 
 
 def test_draws_invert_the_distribution():
-    """Rows that differ only in their random numbers, among them the smallest and the largest."""
+    """Rows that differ only in their random numbers, the smallest and the largest among them; a tile has no mass."""
     rows = 8
     case = Case((3,) * rows, (False,) * rows, (0.7,) * rows)
     uniforms = np.array([0.0, 2.0**-24, 0.2, 0.4, 0.5, 0.7, 0.9, 1 - 2.0**-24], np.float32)
     known, missed, _, temperature = case.feed
     model, params, prompt = case.bound.model, case.bound.params, case.prompt
     same = Prompt(*(jnp.repeat(x[:1], rows, 0) for x in (prompt.tokens, prompt.length, prompt.encoder_tokens)))
+    known = jnp.repeat(known[:1], rows, 0)
+    hidden = jax.jit(model.extend)(params, model.prefill(params, same, 40), known[:, 1:])[0].hidden[0, 0]
+    head = params["decoder"]["logits_dense"]
+    head["kernel"] = head["kernel"].at[:, :128].set(-200 * hidden[:, None] / (hidden @ hidden))
     with interpreted():
         cache = model.prefill(params, same, 40)
-        feed = jnp.repeat(known[:1], rows, 0), missed, jnp.asarray(uniforms)[:, None], temperature
-        block = model.draft(params, cache, *feed, 1)
+        block = model.draft(params, cache, known, missed, jnp.asarray(uniforms)[:, None], temperature, 1)
     law = softmax(block.logits[:, 0] / 0.7)
+    assert not np.any(law[:, :128])
     np.testing.assert_array_equal(block.tokens[:, 0], sample(law, jnp.asarray(uniforms)))
     assert len(set(np.asarray(block.tokens[:, 0]).tolist())) > 5
 

@@ -15,8 +15,9 @@ from speccascade_jax.models.layers import fuse
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.models.triton_products import Norm
 from speccascade_jax.runtime import platforms
-from tests.models.decode_attention_test import T5_SIZES, interpreting
+from tests.models.decode_attention_test import T5_SIZES
 from tests.support import random_t5
+from tests.support.interpreted_kernels import interpreted
 
 
 def draw(*shape, seed=0):
@@ -47,14 +48,14 @@ CASES = {
 def test_products_equal_those_of_numpy(name):
     rows, inputs, columns, around = CASES[name]
     x, matrix = draw(rows, inputs), draw(inputs, columns, seed=1) / np.sqrt(inputs)
-    with interpreting(True):
+    with interpreted("gpu"):
         result = triton_products.multiply(x[None], matrix, "float32", **around)[0]
     np.testing.assert_allclose(result, by_numpy(x, matrix, **around), atol=2e-5)
 
 
 def test_rounding_is_that_of_the_path_by_xla():
     x, matrix, scale = draw(4, 64).astype("bfloat16"), draw(64, 16, seed=1).astype("bfloat16"), draw(64, seed=2)
-    with interpreting(True):
+    with interpreted("gpu"):
         result = triton_products.multiply(x, matrix, "bfloat16", norm=Norm(scale, 1e-6))
     x32 = x.astype(jnp.float32)
     normed = (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + 1e-6) * scale).astype("bfloat16")
@@ -112,7 +113,7 @@ def test_a_scanned_t5_has_the_logits_of_the_path_by_xla():
     bound = random_t5.bound(dataclasses.replace(CONFIG, scan_layers=True))
     bound = dataclasses.replace(bound, params=fuse(bound.params))
     expected = logits(bound)
-    with interpreting(True):
+    with interpreted("gpu"):
         ours = logits(bound)
     for result, wanted in zip(ours, expected, strict=True):
         np.testing.assert_allclose(result, wanted, atol=2e-4, rtol=1e-5)

@@ -14,11 +14,14 @@ INTERPRETER = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan
 
 
 @contextmanager
-def interpreted() -> Iterator[None]:
-    """Interprets the kernels of programs that are traced inside the block, and fails if two accesses raced."""
+def interpreted(name: str = "tpu") -> Iterator[None]:
+    """Interprets the kernels of programs that are traced inside the block, and fails if two accesses raced.
+
+    Races are recorded for "tpu" only. JAX operations interpret the kernels for "gpu".
+    """
     jax.clear_caches()
     pltpu.reset_tpu_interpret_mode_state()
-    with platforms.interpreted(INTERPRETER):
+    with platforms.interpreted(INTERPRETER if name == "tpu" else True, name):
         yield
     races = interpret_pallas_call.races
     assert races is None or not races.races_found, "two accesses to the same memory have no order"
