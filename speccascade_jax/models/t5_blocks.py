@@ -4,6 +4,8 @@ Small T5s with untied, gated layers draft in the kernel on a TPU. All other mode
 draft step by step.
 """
 
+from dataclasses import replace
+
 import flax.linen as nn
 from flax.traverse_util import flatten_dict
 
@@ -22,12 +24,16 @@ _NORMS = ("pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pr
 
 def kernel_of(config: T5Config, cache: KVCache, turns: int) -> Kernel:
     """Returns the kernel that drafts a T5's blocks."""
-    return Kernel(
+    kernel = Kernel(
         rows=cache.length.shape[0], turns=turns, layers=config.num_decoder_layers, heads=config.num_heads,
         size=config.head_dim, width=config.d_model, hidden=config.d_ff, entries=config.num_embeddings,
         vocab=config.vocab_size, slots=cache.keys[0].shape[-1], fixed=cache.static.cross[0][0].shape[-1],
-        dtype=config.dtype, epsilon=config.layer_norm_epsilon, gate=nn.gelu,
+        dtype=config.dtype, epsilon=config.layer_norm_epsilon, gate=nn.gelu, vmem=platforms.vmem_bytes(),
     )  # fmt: skip
+    # One row's products and sums wait for each other; with four rows, the core has others to issue meanwhile. But the
+    # buffers of fewer rows take less VMEM, where caches can stay instead.
+    groups = [replace(kernel, group=size) for size in (4, 2, 1) if kernel.rows % size == 0]
+    return min(groups, key=lambda kernel: (not kernel.fits, kernel.moved_bytes))
 
 
 def weights_of(config: T5Config, params: Params) -> Weights:

@@ -16,7 +16,7 @@ SWITCH = "SPECCASCADE_KERNELS"
 """Environment variable that lets XLA compile all parts of a program if its value is `0`."""
 GPUS = ("cuda", "gpu")
 """Platforms whose kernels Triton compiles."""
-VMEM = {"TPU v5 lite": 104, "TPU v5e": 104, "TPU v6 lite": 104, "TPU v6e": 104}
+VMEM = {"TPU v5 lite": 120, "TPU v5e": 120, "TPU v6 lite": 120, "TPU v6e": 120}
 """MiB of VMEM that one kernel may use, by the kind of device: most of 128 MiB."""
 _PLATFORM: ContextVar[tuple[str, str] | None] = ContextVar("platform", default=None)
 _INTERPRETER: ContextVar[tuple[str, Any] | None] = ContextVar("interpreter", default=None)

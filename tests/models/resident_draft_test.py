@@ -11,6 +11,7 @@ import pytest
 import speccascade_jax as sc
 from speccascade_jax.core.sampling import laws_and_token, sample, softmax
 from speccascade_jax.core.types import Prompt, Sampling
+from speccascade_jax.models import t5_blocks
 from speccascade_jax.models.layers import fuse
 from speccascade_jax.models.t5 import T5Config
 from speccascade_jax.runtime import platforms
@@ -38,6 +39,7 @@ class Case:
     temperature: tuple[float, ...] = (0.8, 1.0, 0.0)
     slots: int = 40
     dtype: str = "float32"
+    layers: int = 2
 
     @property
     def prompt(self):
@@ -54,7 +56,7 @@ class Case:
 
     @property
     def bound(self):
-        return fused(dataclasses.replace(CONFIG, dtype=self.dtype))
+        return fused(dataclasses.replace(CONFIG, dtype=self.dtype, num_decoder_layers=self.layers))
 
     def in_steps(self):
         """Returns logits, tokens and the cache of single steps by XLA."""
@@ -92,9 +94,26 @@ CASES = {
     "name", [pytest.param(n, marks=pytest.mark.laws) for n in CASES if n != "three_rows"] + ["three_rows"]
 )
 def test_a_block_equals_single_steps(name):
-    case = CASES[name]
-    logits, tokens, cache = case.in_steps()
-    block = case.in_one_kernel()
+    compare(CASES[name].in_one_kernel(), *CASES[name].in_steps())
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("kept", [(0, 0), (3, 0), (3, 2)])
+def test_caches_that_do_not_fit_are_read_anew(monkeypatch, kept):
+    """VMEM for the caches of some layers only: of self-attention, and of the encoder's keys and values."""
+    case = Case((126, 3, 127, 5, 1, 2), (True, False) * 3, (0.0,) * 6, slots=140, layers=3)
+    expected = case.in_steps()
+    with platforms.traced_for("tpu"):
+        cache = jax.eval_shape(partial(case.bound.model.prefill, max_len=140), case.bound.params, case.prompt)
+    kernel_of = partial(t5_blocks.kernel_of, case.bound.model.config, cache, TURNS)
+    vmem = dataclasses.replace(kernel_of(), group=1).needed_bytes(*kept)
+    monkeypatch.setattr(platforms, "vmem_bytes", lambda: vmem)
+    assert (kernel_of().kept(crossed=False), kernel_of().kept(crossed=True)) == kept
+    compare(case.in_one_kernel(), *expected)
+
+
+def compare(block, logits, tokens, cache):
+    """Compares a block with the logits, tokens and caches of single steps."""
     np.testing.assert_array_equal(block.tokens, tokens)
     np.testing.assert_allclose(block.logits[..., :250], logits[..., :250], atol=5e-5)
     assert np.all(np.asarray(block.logits)[..., 250:] == -np.inf)
