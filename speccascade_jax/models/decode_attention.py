@@ -124,8 +124,8 @@ def attend(
         rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots, chunk=LANES,
         bias_heads=bias.shape[1], cap=cap, ring=ring, writes=writes, width=keys.dtype.itemsize,
     ).with_largest_chunk()  # fmt: skip
-    begin = start % slots if ring else start
-    scalars = jnp.concatenate([begin.astype(jnp.int32), jnp.asarray(layer, jnp.int32)[None]])
+    # In one array, they would be joined anew for each layer.
+    scalars = start.astype(jnp.int32), jnp.asarray(layer, jnp.int32)[None]
     mixed, *written = kernel.call(scalars, columns, kernel.padded_bias(bias), flat_keys, flat_values)
     flat_keys, flat_values = written or (flat_keys, flat_values)
     return mixed, flat_keys.reshape(keys.shape), jnp.swapaxes(flat_values.reshape(values.shape), -1, -2)
@@ -226,11 +226,13 @@ class _Kernel:
             return (self.slots - 1) // self.chunk
         return jax.lax.div(jnp.minimum(start + self.new - 1, self.slots - 1), self.chunk)
 
-    def call(self, scalars: Array, columns: tuple[Array, ...], bias: Array, keys: Array, values: Array) -> list[Array]:
+    def call(
+        self, scalars: tuple[Array, Array], columns: tuple[Array, ...], bias: Array, keys: Array, values: Array
+    ) -> list[Array]:
         """Returns the attention's output and, if the block has keys and values, the caches `[L * B * n, K, S]`.
 
         Args:
-            scalars: int32 `[B + 1]`, each row's first slot, and the layer.
+            scalars: int32 `[B]`, each row's first slot or, in a ring buffer, its position; and the layer, `[1]`.
             columns: as in `attend`.
             bias: as in `attend`, padded.
             keys: the cache of all layers, `[L * B * n, K, S]`.
@@ -244,11 +246,11 @@ class _Kernel:
             caches = [pltpu.HBM(x.shape, x.dtype) for x in caches]
         # In one array, the queries, keys and values are three blocks of columns.
         inputs = columns * 3 if self.writes and len(columns) == 1 else columns
-        number = 1 + len(inputs) + 1
+        number = len(scalars) + len(inputs) + 1
         results: list[Array] = pl.pallas_call(
             partial(_run, self),
             grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=1,
+                num_scalar_prefetch=len(scalars),
                 grid=(self.rows, -(-self.slots // self.chunk)),
                 in_specs=[*self._column_specs(len(columns) == 1), self._bias_spec(bias), *[self._cache_spec] * 2],
                 out_specs=[self._token_spec(self._query_width), *[pl.BlockSpec(memory_space=pl.ANY)] * len(caches)],
@@ -260,7 +262,7 @@ class _Kernel:
             cost_estimate=self._costs(bias, keys.dtype.itemsize),
             interpret=platforms.interpreter(),
             name="decode_attention",
-        )(scalars, *inputs, bias, keys, values)
+        )(*scalars, *inputs, bias, keys, values)
         return results
 
     def _costs(self, bias: Array, width: int) -> pl.CostEstimate:
@@ -277,7 +279,7 @@ class _Kernel:
         return self.heads * self.groups * self.size
 
     def _token_spec(self, width: int, block: int = 0) -> pl.BlockSpec:
-        return pl.BlockSpec((1, self.new, width), lambda row, chunk, scalars: (row, 0, block))
+        return pl.BlockSpec((1, self.new, width), lambda row, chunk, starts, layer: (row, 0, block))
 
     def _column_specs(self, fused: bool) -> list[pl.BlockSpec]:
         """Returns the blocks of the queries, keys and values, which in one array are side by side."""
@@ -286,17 +288,17 @@ class _Kernel:
         return [self._token_spec(self._query_width), *[self._token_spec(keys, b) for b in blocks if self.writes]]
 
     def _bias_spec(self, bias: Array) -> pl.BlockSpec:
-        def place(row: Any, chunk: Any, scalars: Any) -> tuple[Any, ...]:
-            return row if bias.shape[0] > 1 else 0, 0, 0, jnp.minimum(chunk, self.last_chunk(scalars[row]))
+        def place(row: Any, chunk: Any, starts: Any, layer: Any) -> tuple[Any, ...]:
+            return row if bias.shape[0] > 1 else 0, 0, 0, jnp.minimum(chunk, self.last_chunk(starts[row]))
 
         return pl.BlockSpec((1, *bias.shape[1:3], self.chunk), place)
 
     @property
     def _cache_spec(self) -> pl.BlockSpec:
         # A chunk that is not needed names the chunk before it again, which is in VMEM already.
-        def place(row: Any, chunk: Any, scalars: Any) -> tuple[Any, ...]:
-            chunk = jnp.minimum(chunk, self.last_chunk(scalars[row]))
-            return scalars[self.rows] * self.rows + row, 0, chunk
+        def place(row: Any, chunk: Any, starts: Any, layer: Any) -> tuple[Any, ...]:
+            chunk = jnp.minimum(chunk, self.last_chunk(starts[row]))
+            return layer[0] * self.rows + row, 0, chunk
 
         return pl.BlockSpec((self.heads, self.size, self.chunk), place)
 
@@ -308,7 +310,7 @@ class _Kernel:
         return [*(pltpu.VMEM(size, jnp.float32) for size in sizes), *copies]
 
 
-def _run(kernel: _Kernel, scalars: Any, *refs: Any) -> None:
+def _run(kernel: _Kernel, starts: Any, layer: Any, *refs: Any) -> None:
     """Runs the kernel's body for one row and chunk of slots, `refs` are those of `_Kernel.call`, in its order."""
     parts = iter(refs)
     columns = list(islice(parts, 1 + 2 * kernel.writes))
@@ -317,7 +319,7 @@ def _run(kernel: _Kernel, scalars: Any, *refs: Any) -> None:
     logits, largest, total, mixed = islice(parts, 4)
     tokens, copies = list(islice(parts, len(columns))), list(parts)
     row, chunk = pl.program_id(0), pl.program_id(1)
-    start = scalars[row]
+    start = jax.lax.rem(starts[row], kernel.slots) if kernel.ring else starts[row]
 
     @pl.when(chunk == 0)
     def begin() -> None:
@@ -329,7 +331,7 @@ def _run(kernel: _Kernel, scalars: Any, *refs: Any) -> None:
     @pl.when(chunk <= kernel.last_chunk(start))
     def add() -> None:
         if kernel.writes:
-            first_head = (scalars[kernel.rows] * kernel.rows + row) * kernel.heads
+            first_head = (layer[0] * kernel.rows + row) * kernel.heads
             _write(kernel, start, chunk, first_head, tokens[1:], (keys, values), caches, copies[0])
         for unit in kernel.units:
             logits[_rows(kernel, unit)] = _logits(kernel, unit, chunk, tokens[0], keys, bias)

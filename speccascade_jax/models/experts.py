@@ -32,6 +32,7 @@ from speccascade_jax.models.decoder_config import DecoderConfig
 from speccascade_jax.models.layers import RMSNorm
 from speccascade_jax.models.products import by_xla, multiply, parameter
 from speccascade_jax.models.sharding import P, gathered, local, summed
+from speccascade_jax.models.stacks import InStack
 from speccascade_jax.runtime.mesh import DATA, MODEL
 
 FEW = 256
@@ -47,19 +48,11 @@ Kernels = tuple[Any, ...]
 """The kernels of a layer's experts, `[X, …]` each: `wi_01` and `wo`, or `wi_0`, `wi_1` and `wo`."""
 
 
-class InStack(NamedTuple):
-    """One layer's part of stacked kernels `[L, X, …]`.
-
-    A slice of this part would copy the kernels of all experts before the loop over experts begins, so the loop slices
-    the stack itself.
-    """
-
-    stack: Any
-    layer: Any
-
-
 def in_place(params: Params, stack: Params, layer: Any) -> Params:
-    """Returns the parameters of a layer with its experts' kernels replaced by their places in `stack`."""
+    """Returns the parameters of a layer with its experts' kernels replaced by their places in `stack`.
+
+    A slice would copy the kernels of all experts before the loop over experts begins, so the loop slices the stack.
+    """
     part = MIXTURE if MIXTURE in stack else "mlp"
     kernels = jax.tree.map(lambda kernel: InStack(kernel, jnp.asarray(layer, jnp.int32)), stack[part][EXPERTS])
     return {**params, part: {**params[part], EXPERTS: kernels}}

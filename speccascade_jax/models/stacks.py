@@ -9,7 +9,7 @@ model, whose parameters are `layers_0/…` to `layers_{L - 1}/…`.
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -30,6 +30,13 @@ Carry = TypeVar("Carry")
 Body = Callable[[Any, Params, int, Any], tuple[Any, Any]]
 """Function of the carry, a layer's parameters, place in its group (static) and number; returns carry and output."""
 _LAYER = re.compile(r"/layers_(\d+)/")
+
+
+class InStack(NamedTuple):
+    """One layer's part of an array `[L, …]`, for code that reads this part in place; a slice would copy it."""
+
+    stack: Any
+    layer: Any
 
 
 def is_scanned(scan_layers: bool | None, depth: int) -> bool:
@@ -212,22 +219,22 @@ def over_layers(
     """
     groups, rest = divmod(layers, period)
 
-    def group(carry: Carry, turn: tuple[Array, Params]) -> tuple[Carry, tuple[Any, ...]]:
-        number, parts = turn
+    def group(counted: tuple[Array, Carry], parts: Params) -> tuple[tuple[Array, Carry], tuple[Any, ...]]:
+        number, carry = counted
         outs = []
         for place in range(period):
             index = number * period + place
             params = layer_at(stack, index) if fixed else jax.tree.map(lambda part, index=place: part[index], parts)
             carry, out = body(carry, params, place, index)
             outs.append(out)
-        return carry, tuple(outs)
+        return (number + 1, carry), tuple(outs)
 
     outputs: list[Any] = []
     if groups:
-        # The numbers have 32 bits, because an accelerator would compute an index of 64 bits in two halves.
-        numbers = jnp.arange(groups, dtype=jnp.int32)
         parts = None if fixed else jax.tree.map(lambda x: _grouped(x[: groups * period], period), stack)
-        carry, stacked = jax.lax.scan(group, carry, (numbers, parts))
+        # The number has 32 bits, because an accelerator would compute an index of 64 bits in two halves. It is counted,
+        # because a slice of an array of numbers would be an operation in every iteration.
+        (_, carry), stacked = jax.lax.scan(group, (jnp.zeros((), jnp.int32), carry), parts, length=groups)
         outputs = list(stacked)
     # The layers that are left over take the first places of a group, so `in_order` finds them after these places'
     # other layers.
