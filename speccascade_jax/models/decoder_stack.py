@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from speccascade_jax.core.types import Array, Params
+from speccascade_jax.models.chains import chain, computes_around, in_stack, tiled_scales
 from speccascade_jax.models.decoder_config import (
     DecoderConfig,
     LayerSizes,
@@ -36,9 +37,12 @@ from speccascade_jax.models.layers import (
     in_chunks,
     normalized,
 )
+from speccascade_jax.models.product_chains import Link, Rotation
 from speccascade_jax.models.products import Dense, Embed
 from speccascade_jax.models.sharding import COLUMNS, HEADS, P, local, shards
 from speccascade_jax.models.stacks import STACK, in_order, layer_at, over_layers, recomputed, recomputed_layer, stack_of
+from speccascade_jax.models.triton_products import Norm
+from speccascade_jax.runtime import platforms
 from speccascade_jax.runtime.mesh import DATA
 
 CHUNK = 256
@@ -92,7 +96,8 @@ def with_columns(by: Turns, heads: int, values: int) -> Turns:
     is_turned, is_first = column < 2 * half * heads, column % (2 * half) < half
     cosine = jnp.where(is_turned, cosine, 1.0)
     sine = jnp.where(is_turned, jnp.where(is_first, -sine, sine), 0.0)
-    return by._replace(columns=(cosine, sine))
+    # Without the barrier, XLA would compute the columns in every iteration of a loop over layers.
+    return by._replace(columns=jax.lax.optimization_barrier((cosine, sine)))
 
 
 def turns_by_place(config: DecoderConfig, positions: Array) -> tuple[Turns, ...]:
@@ -265,8 +270,18 @@ class Attention(nn.Module):
 
     def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
         """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
-        mixed, written = slots.attend(self._new_columns(x, by), _bias(mask), **self._kernel_sizes)
+        mixed, written = self.mixed(self._new_columns(x, by), slots, mask)
         return self.out(mixed), written
+
+    def mixed(self, columns: tuple[Array, ...], slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
+        """Returns the attention `[B, T, N K]` of a block's projections to a cache, and the cache (`Slots.attend`)."""
+        return slots.attend(columns, _bias(mask), **self._kernel_sizes)
+
+    def link(self, norm: Norm, by: Turns) -> Link:
+        """Returns the fused product as a link of a chain, whose result is that of `_turned_columns`."""
+        assert by.columns is not None
+        rotation = Rotation(*by.columns, self.sizes.head_dim, self.config.scale, self.widths[0] // shards())
+        return self.qkv.link(norm=norm, rotation=rotation)
 
     def _new_columns(self, x: Array, by: Turns) -> tuple[Array, ...]:
         """Returns the kernel's input: queries, keys and values side by side in one array, or as three arrays."""
@@ -325,8 +340,8 @@ class Attention(nn.Module):
 
 
 def _bias(mask: Array) -> Array:
-    """Returns the bias float32 `[B or 1, 1, T, S]` that masks slots, from a mask `[B or 1, T, S]`."""
-    return jnp.where(mask, 0.0, MASKED)[:, None]
+    """Returns the bias float32 `[B or 1, 1, T, S]` that masks slots, from a mask `[B or 1, T, S]`, or from a bias."""
+    return jnp.where(mask, 0.0, MASKED)[:, None] if mask.dtype == bool else mask
 
 
 def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, parts: tuple[KeysValues, ...], mask: Array) -> Array:
@@ -366,6 +381,10 @@ class FeedForward(nn.Module):
     def __call__(self, x: Array, _: bool = False) -> Array:
         """Returns the layer's output for `x`, both `[B, T, E]`; the flag is for `MixtureOfExperts` only."""
         return self.wo(gated_units(self, x, activation(self.config)))
+
+    def links(self, norm: Norm, post: Norm | None) -> tuple[Link, Link]:
+        """Returns the layer as links of a chain, which add its output to the state that the norm reads."""
+        return self.wi_01.link(norm=norm, gate=activation(self.config)), self.wo.link(adds=True, post=post)
 
 
 class Beside(NamedTuple):
@@ -473,7 +492,36 @@ class DecoderLayer(nn.Module):
         its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
         parameters are needed. `beside` holds what the layer reads beside `x`.
         """
+        if slots is not None and self.fits_kernels(self.variables["params"], x, by, slots, beside):
+            return self._in_kernels(x, by, mask, slots)
         return self.from_input(self.pre_self_attention_layer_norm(x), x, by, mask, slots, fixed, beside)
+
+    @nn.nowrap
+    def fits_kernels(self, params: Params, x: Array, by: Turns, slots: Slots, beside: Beside) -> bool:
+        """Returns whether kernels for TPUs compute attention, and products with the norms and sums around them."""
+        c, sizes = self.config, self.config.layer(self.number)
+        usual = not (self.sparse or self.parallel or c.qkv_bias or c.has_cross_attention or c.layer_input)
+        attends = beside.cross is None and slots.fits(x.shape[1], query_heads=c.num_heads)
+        if not (platforms.uses_kernels() and usual and attends and by.columns is not None):
+            return False
+        fused = "qkv" in params["self_attention"] and "wi_01" in params["mlp"]
+        inputs = c.d_model, c.num_heads * sizes.head_dim // shards(), sizes.d_ff // shards(), by.columns[0].shape[-1]
+        return fused and computes_around(params, x, inputs)
+
+    @nn.nowrap
+    def _in_kernels(self, x: Array, by: Turns, mask: Array, slots: Slots) -> tuple[Array, KeysValues]:
+        """Returns what a call with a cache returns; three kernels compute it (on a mesh, five)."""
+        c, attention = self.config, self.self_attention
+        # A norm is not applied here, but by the product after it, or by the sum after a product.
+        first, last = self.pre_self_attention_layer_norm.in_kernel(), self.pre_mlp_layer_norm.in_kernel()
+        posts: tuple[Norm | None, ...] = (None, None)
+        if c.post_norms:
+            posts = self.post_self_attention_layer_norm.in_kernel(), self.post_mlp_layer_norm.in_kernel()
+        _, columns = chain(x, [attention.link(first, by)], c.dtype)
+        mixed, written = attention.mixed((columns,), slots, mask)
+        links = [attention.out.link(adds=True, post=posts[0]), *self.mlp.links(last, posts[1])]
+        x = chain(mixed, links, c.dtype, x)[0]
+        return self.output(x) if c.output_scale else x, written
 
     @nn.nowrap
     def from_input(
@@ -649,6 +697,12 @@ class Stack(nn.Module):
         """Applies all layers to `x` in a loop over their stacked parameters, which writes the caches in place."""
         c, recorded = self.config, self.is_mutable_collection(EXITS)
         layer = self._scanned_layer()
+        tiled = tiled_scales(self.stack) if fixed and slots is not None and platforms.uses_kernels() else None
+        if slots is not None and encoded is None:
+            # The loop would compute the biases in every iteration.
+            biases = jax.lax.optimization_barrier(tuple(map(_bias, masks)))
+            fit = [place.fits(x.shape[1], query_heads=c.num_heads) for place in slots]
+            masks = tuple(bias if fits else mask for fits, bias, mask in zip(fit, biases, masks, strict=True))
 
         def body(carry: Any, params: Params, place: int, number: Any) -> tuple[Any, Any]:
             x, caches = carry
@@ -659,6 +713,8 @@ class Stack(nn.Module):
             if fixed and layer.sparse:
                 params = in_place(params, self.stack, number)
             beside = ALONE if encoded is None else Beside(_of_layer(encoded, number, stacked=True))
+            if tiled is not None and here is not None and layer.fits_kernels(params, x, by[place], here, beside):
+                params = in_stack(params, tiled, number)
             x, written = layer.apply({"params": params}, x, by[place], masks[place], here, fixed, beside)
             output = x if recorded else None
             if slots is None:

@@ -144,9 +144,9 @@ class RMSNorm(nn.Module):
         scale: Array = self.param("scale", nn.initializers.constant(1.0 - self.offset), (size,))
         return scale
 
-    def before_product(self, size: int) -> Norm:
-        """Returns the norm of rows with `size` entries for a kernel that computes it with the product after it."""
-        return Norm(self.scale(size), self.epsilon, self.offset)
+    def in_kernel(self) -> Norm:
+        """Returns the norm for a kernel that computes it with a product; its scale exists, or is part of a stack."""
+        return Norm(self.get_variable("params", "scale"), self.epsilon, self.offset)
 
     @nn.nowrap
     def normalized(self, x: Array, scale: Array) -> Array:

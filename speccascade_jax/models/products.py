@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from speccascade_jax.core.types import Array, Packed, Params, is_packed
-from speccascade_jax.models import triton_products
-from speccascade_jax.models.sharding import gathered, whole_mesh
+from speccascade_jax.core.types import Array, Packed, Params
+from speccascade_jax.models.product_chains import Link
+from speccascade_jax.models.sharding import gathered, spec_of
 from speccascade_jax.runtime import products
+from speccascade_jax.runtime.mesh import MODEL
 
 _LARGEST = 127
 
@@ -53,21 +54,6 @@ def parameter(module: nn.Module, name: str, init: Callable[..., Array], shape: t
     return module.get_variable("params", name) if exists else module.param(name, init, shape)
 
 
-def computes_around(module: nn.Module, x: Array, sizes: tuple[int, ...]) -> bool:
-    """Returns whether kernels compute the products of a module's layers with what stands around them (on GPUs).
-
-    Args:
-        module: the module around, with all layers.
-        x: its input `[..., K]`.
-        sizes: the numbers of inputs of its layers.
-    """
-    if whole_mesh() is not None or not triton_products.fits(x.size // x.shape[-1], sizes, x.dtype):
-        return False
-    # Weights of 8 bits have no kernel, and XLA converts them.
-    leaves = jax.tree.leaves(module.variables, is_leaf=is_packed)
-    return not any(map(is_packed, leaves))
-
-
 class Dense(nn.Module):
     """Linear layer `x @ kernel`, optionally with a bias; the parameter `kernel` `[K, features]` is plain or packed.
 
@@ -86,20 +72,22 @@ class Dense(nn.Module):
     kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
 
     @nn.compact
-    def __call__(self, x: Array, wide: bool = False, **around: Any) -> Array:
+    def __call__(self, x: Array, wide: bool = False) -> Array:
         """Returns the product of `x` `[..., K]` with the kernel, plus the bias if there is one, `[..., features]`.
 
-        If `wide` is true, the result is float32, and the caller rounds it. `around` is what one kernel computes with
-        the product (`triton_products.multiply`); it needs a module for which `computes_around` is true.
+        If `wide` is true, the result is float32, and the caller rounds it.
         """
         kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
-        if around:
-            return triton_products.multiply(x, kernel, self.dtype, **around)
         kernel = gathered(kernel, self.dtype, self.path, "kernel")
         y = multiply(x, kernel, self.dtype).astype(jnp.float32 if self.wide or wide else self.dtype)
         if not self.use_bias:
             return y
         return y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(self.dtype)
+
+    def link(self, **around: Any) -> Link:
+        """Returns the product as a link of a chain, `around` is what the link computes with it; the bias is left."""
+        split = spec_of("/".join((*self.path, "kernel")))
+        return Link(self.get_variable("params", "kernel"), summed=split[0] == MODEL, **around)
 
 
 class Embed(nn.Module):

@@ -27,6 +27,7 @@ from speccascade_jax.core.trees import Branch
 from speccascade_jax.core.types import Array, LMOutput, Params, Prompt, real_tokens
 from speccascade_jax.models import resident_draft, t5_blocks
 from speccascade_jax.models.cache import KVCache, causal_slots_mask, empty_slots, put_branch
+from speccascade_jax.models.chains import chain, computes_around, in_stack, tiled_scales
 from speccascade_jax.models.decode_attention import tiled
 from speccascade_jax.models.layers import (
     EXITS,
@@ -41,11 +42,13 @@ from speccascade_jax.models.layers import (
     mean_state,
     split_axes,
 )
-from speccascade_jax.models.products import Dense, Embed, computes_around, real_entries
+from speccascade_jax.models.product_chains import Link
+from speccascade_jax.models.products import Dense, Embed, real_entries
 from speccascade_jax.models.sharding import BIAS, COLUMNS, HEADS, ROWS, Mesh, local, shards, under
 from speccascade_jax.models.stacks import STACK, in_order, over_layers, recomputed, recomputed_layer, stack_of
 from speccascade_jax.models.t5_config import T5Config
 from speccascade_jax.models.triton_products import Norm
+from speccascade_jax.runtime import platforms
 
 __all__ = ["EXITS", "T5", "T5Config", "T5Module", "teacher_forced_logits"]
 
@@ -180,27 +183,20 @@ class Attention(nn.Module):
         mixed = local(partial(attend, drops=bool(kept)), specs, COLUMNS)(queries, *keys_values, *extra)
         return self.out(mixed)
 
-    def in_cache(
-        self, x: Array, slots: Slots, bias: Array, norm: dict[str, Any] | None = None, **around: Any
-    ) -> tuple[Array, KeysValues]:
-        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both.
-
-        The norm of `x`, and what stands `around` the last product, are left to kernels of products if they are given
-        (`Dense`).
-        """
+    def in_cache(self, x: Array, slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
+        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
         names = ("qkv",) if self.has_variable("params", "qkv") else ("query", "key", "value")
         # The kernel rounds the columns itself. Before it, rounding would be an operation of its own.
-        columns = tuple(getattr(self, name)(x, wide=True, **norm or {}) for name in names)
-        mixed, written = slots.attend(columns, bias, **self._kernel_sizes)
-        return self.out(mixed, **around), written
+        mixed, written = self.mixed(tuple(getattr(self, name)(x, wide=True) for name in names), slots, bias)
+        return self.out(mixed), written
 
-    def to_fixed(self, x: Array, fixed: Slots, bias: Array, norm: dict[str, Any] | None = None, **around: Any) -> Array:
-        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it.
+    def to_fixed(self, x: Array, fixed: Slots, bias: Array) -> Array:
+        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it."""
+        return self.out(self.mixed((self.query(x, wide=True),), fixed, bias)[0])
 
-        `norm` and `around` are those of `in_cache`.
-        """
-        mixed, _ = fixed.attend((self.query(x, wide=True, **norm or {}),), bias, **self._kernel_sizes)
-        return self.out(mixed, **around)
+    def mixed(self, columns: tuple[Array, ...], slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
+        """Returns the attention `[B, T, H * K]` of a block's projections to a cache, and the cache (`Slots.attend`)."""
+        return slots.attend(columns, bias, **self._kernel_sizes)
 
     @property
     def _kernel_sizes(self) -> dict[str, int]:
@@ -261,9 +257,9 @@ class FeedForward(nn.Module):
     def __call__(self, x: Array, deterministic: bool) -> Array:
         return self.wo(self.drop(self._inner(x), deterministic=deterministic))
 
-    def in_kernels(self, x: Array, norm: Norm) -> Array:
-        """Returns the sum of `x` and the layer's output for its norm; one kernel computes each product."""
-        return self.wo(self.wi_01(x, norm=norm, gate=nn.gelu), residual=x)
+    def links(self, norm: Norm) -> tuple[Link, Link]:
+        """Returns the layer as links of a chain, which add its output to the state that the norm reads."""
+        return self.wi_01.link(norm=norm, gate=nn.gelu), self.wo.link(adds=True)
 
     def _inner(self, x: Array) -> Array:
         if not self.config.gated:
@@ -333,7 +329,8 @@ class DecoderLayer(nn.Module):
         """
         if callable(bias):
             bias = bias(self.relpos_bias)
-        if isinstance(slots, Slots) and isinstance(cross, Slots) and self._fits_kernels(x, slots, cross):
+        params = self.variables.get("params", {})
+        if isinstance(slots, Slots) and isinstance(cross, Slots) and self.fits_kernels(params, x, slots, cross):
             return self._in_kernels(x, bias, cross, cross_bias, slots)
         y, written = self._to_self(self.pre_self_attention_layer_norm(x), bias, slots, deterministic)
         x = x + self.drop(y, deterministic=deterministic)
@@ -342,25 +339,29 @@ class DecoderLayer(nn.Module):
         y = self.mlp(self.pre_mlp_layer_norm(x), deterministic)
         return x + self.drop(y, deterministic=deterministic), written
 
-    def _fits_kernels(self, x: Array, slots: Slots, cross: Slots) -> bool:
-        """Returns whether kernels compute attention, and products with the norms and sums around them (on GPUs)."""
+    @nn.nowrap
+    def fits_kernels(self, params: Params, x: Array, slots: Slots, cross: Slots) -> bool:
+        """Returns whether kernels compute attention, and products with the norms and sums around them."""
         c, new = self.config, x.shape[1]
         # The kernels need fused columns, as `fuse` prepares them.
-        sizes = c.d_model, c.num_heads * c.head_dim, c.d_ff
-        fused = self.self_attention.has_variable("params", "qkv") and self.mlp.has_variable("params", "wi_01")
+        sizes = c.d_model, c.num_heads * c.head_dim // shards(), c.d_ff // shards()
+        fused = "qkv" in params["self_attention"] and "wi_01" in params["mlp"]
         fits = slots.fits(new) and cross.fits(new, written=False)
-        return c.gated and fused and fits and computes_around(self, x, sizes)
+        return c.gated and fused and fits and computes_around(params, x, sizes)
 
     def _in_kernels(
         self, x: Array, bias: Array, cross: Slots, cross_bias: Array, slots: Slots
     ) -> tuple[Array, KeysValues]:
-        """Returns what a call with a cache returns; eight kernels compute it."""
+        """Returns what a call with a cache returns; five kernels compute it (on GPUs, eight)."""
         norms = (self.pre_self_attention_layer_norm, self.pre_cross_attention_layer_norm, self.pre_mlp_layer_norm)
         # A norm is not applied here, but by the product after it.
-        first, second, last = (norm.before_product(x.shape[-1]) for norm in norms)
-        x, written = self.self_attention.in_cache(x, slots, bias, {"norm": first}, residual=x)
-        x = self.encoder_decoder_attention.to_fixed(x, cross, cross_bias, {"norm": second}, residual=x)
-        return self.mlp.in_kernels(x, last), written
+        first, second, last = (norm.in_kernel() for norm in norms)
+        to_self, to_encoder, dtype = self.self_attention, self.encoder_decoder_attention, self.config.dtype
+        _, columns = chain(x, [to_self.qkv.link(norm=first)], dtype)
+        mixed, written = to_self.mixed((columns,), slots, bias)
+        x, query = chain(mixed, [to_self.out.link(adds=True), to_encoder.query.link(norm=second)], dtype, x)
+        mixed, _ = to_encoder.mixed((query,), cross, cross_bias)
+        return chain(mixed, [to_encoder.out.link(adds=True), *self.mlp.links(last)], dtype, x)[0], written
 
     def _to_self(self, x: Array, bias: Array, slots: Slots | None, deterministic: bool) -> tuple[Array, KeysValues]:
         """Returns the self-attention's output, and the keys and values."""
@@ -623,10 +624,13 @@ class Decoder(nn.Module):
             slots = None if cache is None else Slots(caches[0][0], caches[0][1], cache.length, layer=number)
             source = cross if cache is None else Slots(cross[0][0], cross[0][1], cache.length, layer=number)
             rngs = _dropout_of(key, number)
+            if whole is not None and slots is not None and layer.fits_kernels(params, x, slots, source):
+                params = in_stack(params, whole, number)
             y, written = layer.apply({"params": params}, x, bias, source, cross_bias, slots, deterministic, rngs=rngs)
             x = y if deterministic else self._sometimes(number, x, y, rngs.get("dropout"))
             return (x, (written,) if caches else ()), x if recorded else None
 
+        whole = tiled_scales(self.stack) if cache is not None and platforms.uses_kernels() else None
         caches = () if cache is None else tuple(zip(cache.keys, cache.values, strict=True))
         body, depth = recomputed(body, self.remat), c.num_decoder_layers
         (x, caches), states = over_layers(body, (x, caches), self.stack, depth, fixed=cache is not None)

@@ -194,13 +194,13 @@ if __name__ == "__main__":
             logits.append(np.asarray(jax.jit(run)(target.params, prompt))[..., : VOCABULARY - 3])
         return float(np.abs(logits[0] - logits[1]).max() / logits[0].std())
 
-    def fed_to_kernels(kind: str, shape: tuple[int, int]) -> dict[str, Any]:
+    def fed_to_kernels(kind: str, shape: tuple[int, int], **sizes: int) -> dict[str, Any]:
         """Returns the largest difference of two blocks' logits, and the number of kernels that computed them.
 
         Interpreted kernels on a mesh are compared with XLA on one device. The second block reads what the first wrote.
         """
         model, results = with_layout(kind)["target"], []
-        model = replace(model, config=replace(model.config, head_dim=128))
+        model = replace(model, config=replace(model.config, head_dim=128, **sizes))
         params, size = initial(model, 0), GAMMA + 1
         for mesh in (None, meshes.make(shape)):
             target, prompt = on(mesh, model, params), sharding.by_rows(prompts(kind), mesh)
@@ -216,7 +216,8 @@ if __name__ == "__main__":
                 logits = traced.lower().compile()(target.params, prompt)
             results.append(np.asarray(logits)[..., : VOCABULARY - 3])
         error = np.abs(results[0] - results[1]).max() / results[0].std()
-        return {"error": float(error), "kernels": str(traced.jaxpr).count("decode_attention")}
+        names = {"kernels": "decode_attention", "chains": "product_chain"}
+        return {"error": float(error), **{key: str(traced.jaxpr).count(name) for key, name in names.items()}}
 
     def collectives(kind: str, shape: tuple[int, int], entries: int, *, merged: bool = False) -> dict[str, Any]:
         """Returns the collectives of the compiled program, from shapes alone: the shapes of results by kind."""
@@ -322,6 +323,11 @@ if __name__ == "__main__":
             f"kernels {kind} {a}x{b}": lambda kind=kind, a=a, b=b: fed_to_kernels(kind, (a, b))
             for kind in ("t5", "decoder", "decoder scan")
             for a, b in ((1, 2), (2, 1), (2, 2), (1, 4))
+        },
+        **{
+            f"chains {kind} {a}x{b}": lambda kind=kind, a=a, b=b: fed_to_kernels(kind, (a, b), d_model=128, d_ff=512)
+            for kind in ("t5", "decoder scan")
+            for a, b in ((1, 2), (2, 2))
         },
         **{
             f"gathers {kind} {a}x{b} {entries}": lambda kind=kind, a=a, b=b, entries=entries: collectives(
