@@ -61,6 +61,7 @@ def chain(x: Array, links: Sequence[Link], dtype: str, state: Array | None = Non
 
 def _chain_of_kernels(x: Array, links: Sequence[Link], dtype: str, state: Array | None) -> tuple[Array, Array]:
     """Computes a chain with a kernel for each link (on GPUs)."""
+    # Post-norms and rotations do not come here: only chains of T5s are computed on GPUs.
     state = x if state is None else state
     for link in links:
         x = triton_products.multiply(
@@ -73,6 +74,7 @@ def _chain_of_kernels(x: Array, links: Sequence[Link], dtype: str, state: Array 
 
 def _segments(links: Sequence[Link]) -> Iterator[list[Link]]:
     """Divides a chain after each product of which every device has a part; the next segment adds the sum."""
+    # The sum over devices must be complete before it is added to the state, and before a norm reads the state.
     segment: list[Link] = []
     for link in links:
         if not link.summed:
@@ -133,6 +135,7 @@ def _whole(scale: Any) -> Any:
 
 def in_stack(params: Params, stack: Params, number: Any) -> Params:
     """Returns a layer's parameters for `chain`: matrices and scales of norms are parts of a stack (`tiled_scales`)."""
+    # XLA removes the slices that these places replace, because nothing reads them.
     layer, flat = jnp.asarray(number, jnp.int32), flatten_dict(params, sep="/")
     parts = {name: InStack(leaf, layer) for name, leaf in flatten_dict(stack, sep="/").items() if _is_read(name)}
     out: Params = unflatten_dict(flat | parts, sep="/")

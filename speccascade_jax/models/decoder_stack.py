@@ -504,6 +504,7 @@ class DecoderLayer(nn.Module):
         attends = beside.cross is None and slots.fits(x.shape[1], query_heads=c.num_heads)
         if not (platforms.uses_kernels() and usual and attends and by.columns is not None):
             return False
+        # The kernels need fused columns, as `fuse` prepares them.
         fused = "qkv" in params["self_attention"] and "wi_01" in params["mlp"]
         inputs = c.d_model, c.num_heads * sizes.head_dim // shards(), sizes.d_ff // shards(), by.columns[0].shape[-1]
         return fused and computes_around(params, x, inputs)
@@ -514,6 +515,7 @@ class DecoderLayer(nn.Module):
         c, attention = self.config, self.self_attention
         # A norm is not applied here, but by the product after it, or by the sum after a product.
         first, last = self.pre_self_attention_layer_norm.in_kernel(), self.pre_mlp_layer_norm.in_kernel()
+        # A post-norm reads a layer's complete output, so on a mesh it follows the sum over devices.
         posts: tuple[Norm | None, ...] = (None, None)
         if c.post_norms:
             posts = self.post_self_attention_layer_norm.in_kernel(), self.post_mlp_layer_norm.in_kernel()

@@ -115,6 +115,7 @@ def multiply(
         near += [] if link.rotation is None else [link.rotation.cosine, link.rotation.sine]
         far += [norm.scale for norm in (link.norm, link.post) if norm is not None]
     results = kernel.call(jnp.asarray(layer, jnp.int32)[None], near, list(map(_tiles, far)), _matrices(links))
+    # A chain that adds nothing has no output for the state, which did not change.
     before = x if state is None else state
     return (results[0] if kernel.adds else before), results[-1]
 
@@ -175,6 +176,7 @@ class _Step(NamedTuple):
 
     def block(self, most: int) -> int:
         """Returns the number of results of a block of at most `most` numbers, if one of `LANES` is not larger."""
+        # All blocks have the same width, so that one buffer and one loop serve them.
         tiles = self.outputs // LANES
         count = max(1, most // (self.halves * self.inputs * LANES))
         return LANES * max(size for size in range(1, tiles + 1) if tiles % size == 0 and size <= count)
@@ -254,6 +256,7 @@ class _Kernel:
             matrices: those of the links.
         """
         whole, anywhere = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pl.ANY)
+        # XLA chooses when it copies near matrices; far ones must stay where the kernel reads parts of them.
         matrices = matrices if self.near else list(map(in_hbm, matrices))
         results: list[Array] = pl.pallas_call(
             partial(_run, self),
@@ -282,6 +285,7 @@ class _Kernel:
     @property
     def _rows(self) -> list[tuple[int, int]]:
         """Shapes of the state and of the results."""
+        # A rotation keeps the other coordinates of its pairs beside the results.
         columns = [max(step.inputs, step.outputs * (1 if step.rotation is None else 2)) for step in self.steps]
         return [(self.padded, self.width), (self.padded, max(columns))]
 
@@ -385,6 +389,7 @@ def _tokens(kernel: _Kernel, row: int) -> slice:
 
 def _store(kernel: _Kernel, r: _Refs) -> None:
     """Copies the state and the last result to the outputs."""
+    # The rows that only fill registers are left out.
     sources = [r.state] * kernel.adds + [r.results] * (not kernel.steps[-1].adds)
     for source, target in zip(sources, r.outputs, strict=True):
         for row in range(kernel.rows):
@@ -403,6 +408,7 @@ def _copies(kernel: _Kernel, r: _Refs, number: int, block: Any) -> list[Any]:
     step, near, count = kernel.products[number], r.near[number], r.near[number].shape[0]
     width, slot = kernel.block(step), jax.lax.rem(block, count)
     matrix = r.matrices[number].at[r.layer[0]] if step.stacked else r.matrices[number]
+    # A buffer holds the columns of the first half, and then those of the second.
     copies = []
     for half in range(step.halves):
         columns = pl.ds(pl.multiple_of(half * step.outputs + block * width, LANES), width)
@@ -420,6 +426,7 @@ def _multiply(kernel: _Kernel, r: _Refs, number: int, step: _Step) -> None:
     """Multiplies the operand by a matrix, and puts the result into `results`."""
     width = kernel.block(step)
 
+    # A loop, not a sequence, because the code of all blocks would be as long as the product.
     def multiply(block: Any, _: None) -> None:
         parts = (_near_parts if kernel.near else _far_parts)(kernel, r, number, block)
         y, *second = (_dot(r.operand[:, 0 : step.inputs], part) for part in parts)
