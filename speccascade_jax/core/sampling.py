@@ -113,7 +113,7 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
     """Returns the distributions, and int32 `[...]` tokens: the argmax if every row is greedy, otherwise 0."""
     logits = logits.astype(jnp.float32)
     # Both conditions are about the whole batch, because one branch is chosen for all rows.
-    identity, greedy = jnp.all(_is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
+    identity, greedy = jnp.all(is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
     # All branches of a switch must return the same shapes, so a branch that does not compute the maximum or the token
     # returns zeros (`without`, `none`) instead.
     without, none = jnp.zeros(logits.shape[:-1], jnp.float32), jnp.zeros(logits.shape[:-1], jnp.int32)
@@ -149,7 +149,8 @@ def _softmax_and_max(logits: Array) -> tuple[Array, Array]:
     return weights / total, 1.0 / total[..., 0]
 
 
-def _is_identity(sampling: Sampling) -> Array:
+def is_identity(sampling: Sampling) -> Array:
+    """Returns bool `[B]`: whether the transform `S` changes nothing."""
     return (sampling.temperature == 1.0) & (sampling.top_k <= 0) & (sampling.top_p >= 1.0)
 
 
@@ -291,18 +292,18 @@ def sample(laws: Array, uniform: Array) -> Array:
     cumulative = jnp.cumsum(blocks.sum(-1), -1)
     rest = uniform * cumulative[..., -1]
     # Two short searches, over block sums and inside one block, replace a cumulative sum over the vocabulary.
-    block = _first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
+    block = first_with_mass(cumulative > rest[..., None], blocks.sum(-1))
     inside = jnp.take_along_axis(blocks, block[..., None, None], -2)[..., 0, :]
     # `before` is read from the cumulative sum that chose the block, because another order of summation would round
     # differently.
     before = jnp.where(
         block > 0, jnp.take_along_axis(cumulative, jnp.maximum(block - 1, 0)[..., None], -1)[..., 0], 0.0
     )
-    index = _first_with_mass(jnp.cumsum(inside, -1) > (rest - before)[..., None], inside)
+    index = first_with_mass(jnp.cumsum(inside, -1) > (rest - before)[..., None], inside)
     return (block * width + index).astype(jnp.int32)
 
 
-def _first_with_mass(beyond: Array, mass: Array) -> Array:
+def first_with_mass(beyond: Array, mass: Array) -> Array:
     """Returns the first index with `beyond` True and `mass` > 0; if there is none, the last index with `mass` > 0.
 
     A parallel cumulative sum is not monotone to the last bit, so counting the entries below a threshold could end on an
@@ -321,7 +322,7 @@ def _width(size: int) -> int:
 
 
 def _in_blocks(laws: Array, width: int) -> Array:
-    # Padding has mass 0, which `_first_with_mass` never returns.
+    # Padding has mass 0, which `first_with_mass` never returns.
     missing = -laws.shape[-1] % width
     padded = jnp.pad(laws, [(0, 0)] * (laws.ndim - 1) + [(0, missing)]) if missing else laws
     return padded.reshape(*laws.shape[:-1], -1, width)

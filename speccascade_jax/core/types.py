@@ -9,7 +9,7 @@ drafted. `tests/core/types_test.py` compares the annotations with the engine's a
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.struct
 import jax
@@ -304,6 +304,21 @@ class Laws:
 
 
 @flax.struct.dataclass
+class LogitLaws:
+    """Distributions as logits and the numbers that turn them into probabilities (`core.logit_laws`).
+
+    As buffers of a block they are `[B, G + 1, V]` and `[B, G + 1, 6]`, and replace `Laws`.
+
+    Attributes:
+        logits: float32 `[..., V]`.
+        numbers: float32 `[..., 6]`, one `core.logit_laws.Numbers` per position.
+    """
+
+    logits: Float32[Array, "*positions V"]
+    numbers: Float32[Array, "*positions 6"]
+
+
+@flax.struct.dataclass
 class Draft:
     """A block of drafted tokens and their distributions, as a drafter returns it.
 
@@ -328,6 +343,7 @@ class Draft:
         spent: int32 `[B]`, how many tokens were drafted, if that is more than `length`. In a tree of drafts
             (`core.trees`), `length` is the length of a path, `tokens` contains all nodes, and entry `n + 1` of the
             distributions is the one after node `n`.
+        logits: the distributions as logits; `q` and `q_tilde` are then stubs `[B, 1, 1]` until the block is verified.
 
     Examples:
         >>> import numpy as np
@@ -351,11 +367,13 @@ class Draft:
     arm: Int32[Array, " B"] | None = None
     stop: Float32[Array, "B G+1"] | None = None
     spent: Int32[Array, " B"] | None = None
+    logits: LogitLaws | None = None
 
     @property
     def laws(self) -> Laws:
         """The buffers that hold the block's distributions; the next round reuses them."""
-        return Laws(self.q, self.q_tilde, self.logs)
+        # only `ModelDrafter` and the engine, which know of them, meet buffers of logits
+        return Laws(self.q, self.q_tilde, self.logs) if self.logits is None else cast(Laws, self.logits)
 
 
 @flax.struct.dataclass

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speccascade_jax.core import rngs
+from speccascade_jax.core import logit_laws, rngs
 from speccascade_jax.core.arrays import is_stop
 from speccascade_jax.core.checks import MOST
 from speccascade_jax.core.protocols import (
@@ -33,9 +33,10 @@ from speccascade_jax.core.protocols import (
     Start,
     StopPolicy,
 )
+from speccascade_jax.core.sampling import Laws as SampledLaws
 from speccascade_jax.core.sampling import expand, laws_and_token, log_laws, raw_and_scaled, sample
 from speccascade_jax.core.trees import Tree, without
-from speccascade_jax.core.types import Array, Cache, Draft, Laws, Params, PyTree
+from speccascade_jax.core.types import Array, Cache, Draft, Laws, LogitLaws, Params, PyTree, Sampling
 from speccascade_jax.models.early_exit import HEAD, EarlyExit, exit_params
 from speccascade_jax.models.teacher_forcing import catch_up
 from speccascade_jax.runtime import platforms
@@ -69,8 +70,10 @@ class PolicyDrafter(DrafterDefaults):
         return self.stop.adaptive
 
 
-def with_laws(draft: Draft, laws: Laws, **changes: Any) -> Draft:
+def with_laws(draft: Draft, laws: Laws | LogitLaws, **changes: Any) -> Draft:
     """Returns `draft` with its distributions replaced by `laws`, and the fields named in `changes` replaced too."""
+    if isinstance(laws, LogitLaws):
+        return replace(draft, logits=laws, **changes)
     return replace(draft, q=laws.q, q_tilde=laws.q_tilde, logs=laws.logs, **changes)
 
 
@@ -84,15 +87,19 @@ def in_buffers(request: Request, tokens: Array, length: Array, steps: Array | No
         steps: int32 `[B]`, passes of the draft model so far, 0 by default.
     """
     rows, block = tokens.shape
+    logits = request.block if isinstance(request.block, LogitLaws) else None
+    stub = None if logits is None else jnp.zeros((rows, 1, 1), jnp.float32)
+    buffers = request.block if stub is None else Laws(stub, stub)
     return Draft(
         tokens=tokens,
         length=length,
-        q=request.block.q,
-        q_tilde=request.block.q_tilde,
+        q=buffers.q,
+        q_tilde=buffers.q_tilde,
         greedy=request.controls.draft.temperature <= 0,
         steps=jnp.zeros((rows,), jnp.int32) if steps is None else steps,
         bad=jnp.zeros((rows, block + 1), bool),  # one entry more than tokens, for the bonus position
-        logs=request.block.logs,
+        logs=buffers.logs,
+        logits=logits,
     )
 
 
@@ -163,6 +170,7 @@ class ModelDrafter(PolicyDrafter):
     stop: StopPolicy
     sits_out: bool = False
     catches_up: int = 1
+    leaves_logits: ClassVar[bool] = True  # `propose` also fills buffers of logits (`core.logit_laws`)
 
     def init(self, params: Params, start: Start) -> ModelDrafterState:
         """Returns the draft model's cache, filled by its prefill of the prompt, and the policy's initial state."""
@@ -266,12 +274,8 @@ class ModelDrafter(PolicyDrafter):
         )
         draws, going = self._taken(request, drawn[:, : self.block])
         fed = missed + jnp.sum(going, axis=1, dtype=jnp.int32)
-        logits = logits[..., : model.vocab_size]
         with jax.named_scope("sampling"):
-            q, q_tilde, _ = raw_and_scaled(logits, sampling)
-        laws = Laws(q, q_tilde)
-        if request.block.logs is not None:
-            laws = replace(laws, logs=log_laws(logits, q_tilde, sampling))
+            laws, logits = self._laws_of_block(request, logits)
         draft = in_buffers(
             request, jnp.where(draws, drawn[:, : self.block], 0), jnp.sum(draws, 1, dtype=jnp.int32), fed
         )
@@ -279,6 +283,20 @@ class ModelDrafter(PolicyDrafter):
         bad = draft.bad.at[:, :turns].set(~jnp.isfinite(logits.max(-1)) & going)
         cache = model.rollback(cache, consumed + fed)
         return with_laws(draft, written, bad=bad), replace(state, cache=cache)
+
+    def _laws_of_block(self, request: Request, logits: Array) -> tuple[Laws | LogitLaws, Array]:
+        """Returns the distributions of a block, as its buffers hold them, and logits whose maximum is their maximum."""
+        sampling, size = request.controls.draft, self.model.vocab_size
+        if isinstance(request.block, LogitLaws):
+            return self._cut(logit_laws.of_logits(logits, sampling)), logits
+        logits = logits[..., :size]
+        q, q_tilde, _ = raw_and_scaled(logits, sampling)
+        logs = None if request.block.logs is None else log_laws(logits, q_tilde, sampling)
+        return Laws(q, q_tilde, logs), logits
+
+    def _cut(self, laws: LogitLaws) -> LogitLaws:
+        """Returns the logits without padding, which the same pass writes into a buffer."""
+        return replace(laws, logits=laws.logits[..., : self.model.vocab_size])
 
     def _taken(self, request: Request, drawn: Array) -> tuple[Array, Array]:
         """Returns which tokens `[B, G]` of a whole block count, and which passes `[B, turns]` of the model."""
@@ -303,7 +321,11 @@ class ModelDrafter(PolicyDrafter):
         # all rows are fed, because the program has one shape; rows that do not take part are rolled back at once
         cache = self.model.rollback(cache, jnp.where(carry.going, before + 1, before))
         hidden = None if out.hidden is None else out.hidden[:, 0]
-        return out.logits[:, 0, : self.model.vocab_size], hidden, cache
+        return out.logits[:, 0, : self._width(carry.draft)], hidden, cache
+
+    def _width(self, draft: Draft) -> int | None:
+        """Returns how many entries of the logits are read; buffers of logits cut off the padding themselves."""
+        return self.model.vocab_size if draft.logits is None else None
 
     def _forward_two(self, params: Params, carry: _Drafting, request: Request) -> tuple[Array, Array | None, Cache]:
         """Returns what `_forward` returns, and feeds the token before the current one too, missed or not."""
@@ -321,7 +343,7 @@ class ModelDrafter(PolicyDrafter):
             return jnp.take_along_axis(values, current, axis=1)[:, 0]
 
         hidden = None if out.hidden is None else of_current(out.hidden)
-        return of_current(out.logits)[:, : self.model.vocab_size], hidden, cache
+        return of_current(out.logits)[:, : self._width(carry.draft)], hidden, cache
 
     def _step(
         self,
@@ -337,7 +359,11 @@ class ModelDrafter(PolicyDrafter):
             draw_slot = jnp.minimum(carry.slot, self.block - 1)  # the bonus slot draws nothing, so it may use any bits
             uniform = jax.lax.dynamic_index_in_dim(uniforms, draw_slot, axis=1, keepdims=False)
             # the token is drawn before the policy is called, but the policy does not see it and cannot depend on it
-            (q, q_tilde, max_q), token = laws_and_token(logits, request.controls.draft, uniform)
+            if isinstance(request.block, LogitLaws):
+                (q, q_tilde, max_q), token, kept = self._from_logits(logits, request.controls.draft, uniform)
+            else:
+                (q, q_tilde, max_q), token = laws_and_token(logits, request.controls.draft, uniform)
+                kept = None
         seen = DraftStep(q, max_q, hidden, carry.slot, position=request.length + carry.slot, drawn=carry.drawn)
         decision, policy = self.stop(params.get("stop"), carry.state.policy, seen, request.controls)
         # each row has its own policy state, which changes only while the row draws
@@ -346,9 +372,9 @@ class ModelDrafter(PolicyDrafter):
         )
         draws = carry.drawing & decision.draw & (carry.slot < self.block)
         ends = is_stop(token, request.stop_ids) | (carry.slot + 1 >= request.room)
-        laws = Laws(q, q_tilde)
+        laws = Laws(q, q_tilde) if kept is None else kept
         # logs are computed from logits, because a float32 probability is 0 if its logit is 87 below the largest
-        if request.block.logs is not None:
+        if isinstance(laws, Laws) and request.block.logs is not None:
             laws = replace(laws, logs=log_laws(logits, q_tilde, request.controls.draft))
         draft = self._record(carry, laws, token, draws, ~jnp.isfinite(logits.max(-1)))
         draft = replace(draft, stop=_compared(carry, decision))
@@ -358,12 +384,21 @@ class ModelDrafter(PolicyDrafter):
             going=draws & ~ends & (decision.proceed | request.complete),
             drawing=draws & ~ends & decision.proceed,
             current=jnp.where(draws, token, carry.current),
-            drawn=jnp.take_along_axis(q_tilde, token[:, None], axis=1)[:, 0],
+            drawn=self._drawn(q_tilde, laws, token),
             state=replace(carry.state, cache=cache, policy=policy),
             draft=draft,
         )
 
-    def _record(self, carry: _Drafting, laws: Laws, token: Array, draws: Array, bad: Array) -> Draft:
+    def _from_logits(self, logits: Array, sampling: Sampling, uniform: Array) -> tuple[SampledLaws, Array, LogitLaws]:
+        """Returns the distributions as `laws_and_token` does, a token, and the logits as the buffers hold them."""
+        laws, token = logit_laws.drawn(logits, sampling, uniform)
+        size = self.model.vocab_size
+        total = logit_laws.raw_total(laws, sampling)
+        # XLA computes these arrays only for a stop policy that reads them
+        q, q_tilde = logit_laws.raw(laws, total)[..., :size], logit_laws.scaled(laws)[..., :size]
+        return SampledLaws(q, q_tilde, 1.0 / total[..., 0]), token, self._cut(laws)
+
+    def _record(self, carry: _Drafting, laws: Laws | LogitLaws, token: Array, draws: Array, bad: Array) -> Draft:
         old, slot = carry.draft, carry.slot
         write = jax.lax.dynamic_update_slice_in_dim
         # there are `G` tokens but `G + 1` distributions: in the bonus slot the last token is overwritten by itself
@@ -382,6 +417,12 @@ class ModelDrafter(PolicyDrafter):
             steps=old.steps + carry.going,
             bad=write(old.bad, (bad & carry.going)[:, None], slot, axis=1),
         )
+
+    def _drawn(self, q_tilde: Array, laws: Laws | LogitLaws, token: Array) -> Array:
+        """Returns the probability `[B]` with which each row's token was drawn."""
+        if isinstance(laws, LogitLaws):
+            return logit_laws.at_tokens(laws, token)[:, 0]
+        return jnp.take_along_axis(q_tilde, token[:, None], axis=1)[:, 0]
 
     def _own_rows(self, carry: _Drafting, buffer: Array, new: Array) -> Array:
         """Returns `new` `[B, V]` in the rows that take part, and the buffer's values in the others."""

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.arrays import is_stop, write_slots
 from speccascade_jax.core.checks import whole
+from speccascade_jax.core.logit_laws import as_law_pair
 from speccascade_jax.core.protocols import Drafter, Outcome, Request, Start, layers_read_by
 from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, PyTree, Round
 from speccascade_jax.drafters.model import DrafterDefaults, ModelDrafter, with_laws
@@ -147,7 +148,8 @@ class NestedDrafter(DrafterDefaults):
         # with room 0 no token is drawn; the inner drafter gives its distribution if the rule reads it, and the target
         # scores the position
         drafted = self.engine.draft(params, state, inner, no_room, complete=verifier.reads_q)
-        pair, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
+        scored, bad, *_, cache = self.engine.score(params, state, drafted, inner, 1, drafted.target_cache)
+        pair = as_law_pair(scored)
         law = verifier.law(pair, inner.alpha[:, None, None])
         collected = put_laws(collected, self._handed(pair, law, collected), length, ~state.done)
         # Here the cache has consumed the last committed token too, one token more than the engine's invariant allows.

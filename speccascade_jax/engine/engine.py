@@ -5,14 +5,15 @@ Methods differ in the drafter, stop policy and verifier that are plugged in. The
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core import rngs
+from speccascade_jax.core import logit_laws, rngs
 from speccascade_jax.core.arrays import is_stop, write_few_slots, write_slots
+from speccascade_jax.core.logit_laws import LogitPair, as_law_pair
 from speccascade_jax.core.protocols import (
     Drafter,
     LanguageModel,
@@ -25,11 +26,24 @@ from speccascade_jax.core.protocols import (
 )
 from speccascade_jax.core.sampling import make_law_pair
 from speccascade_jax.core.trees import Tree
-from speccascade_jax.core.types import Array, Cache, Controls, Draft, LawPair, Laws, Params, Prompt, PyTree, Round
+from speccascade_jax.core.types import (
+    Array,
+    Cache,
+    Controls,
+    Draft,
+    LawPair,
+    Laws,
+    LogitLaws,
+    Params,
+    Prompt,
+    PyTree,
+    Round,
+)
 from speccascade_jax.engine import scoring
 from speccascade_jax.engine.counters import Counters, Tally, count_round
 from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.engine.scoring import Judged, Scored, cut, prompt_features
+from speccascade_jax.rules.acceptance import VERIFIERS
 from speccascade_jax.rules.verification import Verifier
 from speccascade_jax.runtime import platforms
 
@@ -72,7 +86,7 @@ class DecodeState:
     keys: Array
     target_cache: Cache
     drafter: PyTree
-    laws: Laws
+    laws: Laws | LogitLaws
     tally: Tally
     failed_at: Array
 
@@ -236,8 +250,19 @@ class Engine:
             return self.block
         return max(self.planner.drafters[place].block for place in self.planner.places(params["drafter"]))
 
-    def blank_laws(self, rows: int) -> Laws:
+    @property
+    def _keeps_logits(self) -> bool:
+        """Whether a block's distributions stay logits (`core.logit_laws`), as they do for plain blocks on a TPU."""
+        if not platforms.uses_kernels() or self.planner is not None or self.tree is not None:
+            return False
+        simple = self.verify_final and not self.drafter.adaptive and not self.verifier.reads_logs
+        # a subclass may read the distributions of the block that it inherits, so the mark is not inherited
+        return simple and bool(vars(type(self.drafter)).get("leaves_logits", False))
+
+    def blank_laws(self, rows: int) -> Laws | LogitLaws:
         """Returns zeroed buffers for the distributions of this engine's blocks."""
+        if self._keeps_logits:
+            return logit_laws.blank(rows, self.block + 1, self.target.vocab_size)
         # with a planner, each phase makes buffers of its own width, so the state has only one-entry placeholders
         drafts = self.block > 0 and self.planner is None
         shape = (rows, self.block + 1, self.target.vocab_size) if drafts else (rows, 1, 1)
@@ -256,7 +281,7 @@ class Engine:
             keys=keys,
             controls=controls,
             target=Target(params["target"], state.target_cache),
-            block=state.laws,
+            block=cast(Laws, state.laws),
             complete=complete,
             stop_ids=self.stop_ids,
         )
@@ -269,7 +294,7 @@ class Engine:
 
     def score(
         self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls, width: int, cache: Cache
-    ) -> tuple[LawPair, Array, Array | None, Array | None, Cache]:
+    ) -> tuple[LawPair | LogitPair, Array, Array | None, Array | None, Cache]:
         """Calls the target on a block's first `width` positions.
 
         Returns:
@@ -283,10 +308,15 @@ class Engine:
         with jax.named_scope("score"):
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
             out, cache = scoring.extended(self.target, self.tree, params["target"], cache, tokens, self.layers)
-            # entries that pad the vocabulary must get no probability
-            logits = out.logits[..., : self.target.vocab_size]
+            size = self.target.vocab_size
+            # entries that pad the vocabulary must get no probability; a `LogitPair` cuts them off where it is read
+            logits = out.logits[..., :size] if draft.logits is None else out.logits
         with jax.named_scope("sampling"):
-            pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
+            pair: LawPair | LogitPair
+            if draft.logits is None:
+                pair = make_law_pair(draft.q, draft.q_tilde, draft.greedy, logits, controls.target, draft.logs)
+            else:
+                pair = LogitPair.of(draft.logits, logits, controls, size)
         features = out.hidden if self.drafter.reads_features else None
         # the maximum is NaN or +inf if any logit is; a single logit of -inf only means a masked token
         bad = ~jnp.isfinite(logits.max(-1)) & ~drafted.unverified[:, None]
@@ -312,6 +342,9 @@ class Engine:
         drafted = self.draft(params, state, controls, state.limit - state.length, self.complete)
         # the next round reuses the buffers in place, so they are saved before a tree is reduced to its kept path
         judged, laws = self._judged(params, state, drafted, controls), drafted.draft.laws
+        if drafted.draft.logits is not None:
+            pair = judged.pair
+            drafted = drafted._replace(draft=replace(drafted.draft, q=pair.q, q_tilde=pair.q_tilde, logits=None))
         if self.tree is not None:
             drafted = drafted._replace(draft=scoring.straight_draft(drafted.draft, judged.verdict, self.tree))
         with jax.named_scope("commit"):
@@ -329,9 +362,12 @@ class Engine:
             block = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
             draft = cut(block.draft, width)
             pair, bad, features, hidden, cache = self.score(params, state, block, controls, width, cache)
+            # other verifiers, and all rules, read probabilities
+            reads_logits = type(self.verifier) in VERIFIERS.values()
             with jax.named_scope("verify"):
-                verdict = self.verifier.verify(pair, draft, block.keys, controls.alpha, self.bonus)
-            scored = Scored(pair, draft, bad, features, hidden, cache)
+                compared: Any = pair if reads_logits else as_law_pair(pair)
+                verdict = self.verifier.verify(compared, draft, block.keys, controls.alpha, self.bonus)
+            scored = Scored(as_law_pair(pair), draft, bad, features, hidden, cache)
             if self.tree is not None:  # from here on, the kept path of the tree is treated as a block
                 scored, verdict = scoring.straightened(self.target, self.tree, state.length - 1, scored, verdict)
             pair, draft, bad, features, hidden, cache = scored

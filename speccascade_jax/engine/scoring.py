@@ -224,7 +224,7 @@ _OVER_BLOCK = ("pair", "bad", "eta", "features", "hidden")
 
 def cut(draft: Draft, width: int) -> Draft:
     """Cuts a draft to its first `width` positions, which are at most `width − 1` tokens and the bonus position."""
-    names = ("q", "q_tilde", "bad", "logs", "stop")
+    names = ("q", "q_tilde", "bad", "logs", "stop", "logits")
     # these arrays have one entry more than there are tokens, for the bonus position
     positions: dict[str, Any] = {name: jax.tree.map(lambda x: x[:, :width], getattr(draft, name)) for name in names}
     return replace(draft, tokens=draft.tokens[:, : width - 1], **positions)

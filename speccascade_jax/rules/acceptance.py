@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from speccascade_jax.core.logit_laws import as_law_pair
 from speccascade_jax.core.types import Array, LawPair
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.rule import Rule
@@ -56,7 +57,7 @@ class Deferral(TokenWise):
     def kept_at(self, pair: LawPair, alpha: Array, tokens: Array) -> Array:
         """Returns the mass of `q̃` that the rule does not defer, at `tokens` `[...]`."""
         assert self.rule.deferral is not None
-        deferred = laws.at_tokens(self.rule.deferral(pair, alpha), tokens)
+        deferred = laws.at_tokens(self.rule.deferral(as_law_pair(pair), alpha), tokens)
         return laws.undeferred(deferred, laws.at_tokens(pair, tokens))[..., 0]
 
 

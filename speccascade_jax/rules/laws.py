@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from speccascade_jax.core.logit_laws import LogitPair
 from speccascade_jax.core.types import Array, LawPair
 
 TargetLaw = Callable[[LawPair, Array], Array]
@@ -49,12 +50,22 @@ def at_tokens(values: Values, tokens: Array) -> Values:
     Look tokens up before computing with the arrays: to look up one entry of an expression, XLA computes the expression
     for the whole vocabulary.
     """
+    if isinstance(values, LogitPair):
+        chosen: Values = values.at_tokens(tokens)  # type: ignore[assignment]
+        return chosen
 
     def entry(array: Array) -> Array:
         return array if array.shape[-1] == 1 else jnp.take_along_axis(array, tokens[..., None], axis=-1)
 
     entries: Values = jax.tree.map(entry, values)
     return entries
+
+
+def drawn_at(pair: LawPair, tokens: Array) -> Array:
+    """Returns `q̃` at `tokens` `[...]`, float32 `[..., 1]`."""
+    if isinstance(pair, LogitPair):
+        return pair.at_tokens(tokens).q_tilde
+    return at_tokens(pair.q_tilde, tokens)
 
 
 def normalise(mass: Array, fallback: Array) -> Array:

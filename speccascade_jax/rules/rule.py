@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speccascade_jax.core.checks import per_row
+from speccascade_jax.core.logit_laws import as_law_pair
 from speccascade_jax.core.types import Array, LawPair
 from speccascade_jax.rules import laws
 from speccascade_jax.rules.laws import DeferralRule, TargetLaw
@@ -200,7 +201,8 @@ class Rule:
         if self.lossless:
             return chosen.p_tilde[..., 0]
         if self.deferral is None:
-            return laws.at_tokens(self.target_law(pair, alpha), tokens)[..., 0]
+            return laws.at_tokens(self.target_law(as_law_pair(pair), alpha), tokens)[..., 0]
+        pair = as_law_pair(pair)
         deferred = self.deferral(pair, alpha)
         drafted_mass = laws.undeferred(laws.at_tokens(deferred, tokens), chosen)
         return (drafted_mass + chosen.p_tilde * laws.deferral_mass(deferred, pair))[..., 0]

@@ -1,12 +1,14 @@
 """Verification of a block: the longest accepted prefix, and one token after it (docs/methods.md, section 2)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from speccascade_jax.core import rngs
+from speccascade_jax.core import logit_laws, rngs
+from speccascade_jax.core.logit_laws import LogitPair, as_law_pair
 from speccascade_jax.core.sampling import expand, sample
 from speccascade_jax.core.types import Array, Draft, LawPair
 from speccascade_jax.rules import laws
@@ -196,7 +198,7 @@ class TokenWise:
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Returns the rule's `π`, float32 `[..., V]`; `alpha` is `[..., 1]`."""
-        return self.rule.target_law(pair, alpha)
+        return self.rule.target_law(as_law_pair(pair), alpha)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Keeps the longest accepted prefix of each row's block and draws one token after it.
@@ -228,8 +230,9 @@ class TokenWise:
             bonus_law = jnp.where(from_p[:, None], last.p_tilde, bonus_law)
         final_law = jnp.where(rejected[:, None], replacement, bonus_law)
         if from_p is not None:
-            law = with_targets_law(law, pair, draft.length, from_p)
-        return Verdict(num_kept, rejected, draw_behind(final_law, keys, num_kept, rejected), law)
+            law = with_targets_law(law, as_law_pair(pair), draft.length, from_p)
+        draw = logit_laws.draw if isinstance(pair, LogitPair) else sample
+        return Verdict(num_kept, rejected, draw_behind(final_law, keys, num_kept, rejected, draw), law)
 
     def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
         """Returns `π` `[B, V]` at one position of each row, `position` `[B]`, from the distributions `here`."""
@@ -252,7 +255,7 @@ class TokenWise:
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
-        drawn_at = laws.at_tokens(pair.q_tilde, tokens)[:, :block, 0]
+        drawn_at = laws.drawn_at(pair, tokens)[:, :block, 0]
         slots = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), (batch, block))
         # the test uses the kept mass and not the ratio π/q̃, which is 0/0 at temperature 0
         keep = (keys.uniform(slots, rngs.ACCEPT) * drawn_at < kept_at) & (slots < draft.length[:, None])
@@ -281,6 +284,8 @@ class TokenWise:
 
 def at_position(pair: LawPair, positions: Array) -> LawPair:
     """Returns a block's distributions at one position of each row, int32 `[B]`, as `[B, V]`."""
+    if isinstance(pair, LogitPair):
+        return pair.at_position(positions).whole()
     laws_there: LawPair = jax.tree.map(lambda x: jnp.take_along_axis(x, positions[:, None, None], axis=1)[:, 0], pair)
     return laws_there
 
@@ -290,11 +295,13 @@ def entry_at(values: Array, positions: Array) -> Array:
     return jnp.take_along_axis(values, positions[:, None], axis=1)[:, 0]
 
 
-def draw_behind(law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array) -> Array:
+def draw_behind(
+    law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array, draw: Callable[[Array, Array], Array] = sample
+) -> Array:
     """Draws the token after the kept ones from `law`, int32 `[B]`, with the random bits of its slot and purpose."""
     uniform = keys.uniform(positions, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
     with jax.named_scope("sampling"):
-        return sample(law, uniform)
+        return draw(law, uniform)
 
 
 def with_targets_law(law: Array, pair: LawPair, positions: Array, rows: Array) -> Array:
