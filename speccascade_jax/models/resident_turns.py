@@ -110,6 +110,7 @@ def run(sizes: Sizes, *refs: Any) -> None:
 
     @pl.when(turn == sizes.turns)
     def end() -> None:
+        # The next round reads these tiles, and the kernel must not end while a copy is in flight.
         for layer in range(sizes.kept(crossed=False)):
             _for_written_tiles(sizes, r, layer, lambda copy: copy.wait())
 
@@ -230,6 +231,7 @@ def _stay_copies(sizes: Sizes, r: _Refs, layer: int, crossed: bool) -> list[Any]
 
 def _read_anew(sizes: Sizes) -> list[tuple[int, bool]]:
     """Returns the layers and attentions, in the order of a turn, whose caches do not stay in VMEM."""
+    # Self-attention comes before cross-attention in each layer; the order is that in which groups are read ahead.
     every = [(layer, crossed) for layer in range(sizes.layers) for crossed in (False, True)]
     return [(layer, crossed) for layer, crossed in every if layer >= sizes.kept(crossed)]
 
@@ -404,6 +406,7 @@ def _to_cache(sizes: Sizes, r: _Refs, layer: int, row: _Row, tile: Any, done: li
 def _for_written_tiles(sizes: Sizes, r: _Refs, layer: int, do: Callable[[Any], None]) -> None:
     """Starts the copies of all tiles that the block has written in a layer that stays in VMEM, or waits for them."""
 
+    # a block that crosses the border of a tile has written two tiles, and other blocks one
     def do_row(row: Any, _: None) -> None:
         near = _Row(row, _stayed(sizes, r, layer, False, row))
         first, last = (jax.lax.div(_position(r, turn, row), LANES) for turn in (0, sizes.turns))
