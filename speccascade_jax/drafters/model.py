@@ -192,9 +192,11 @@ class ModelDrafter(PolicyDrafter):
         # another engine, a draft may miss its own last token and that engine's bonus token
         uncut = (sampling.top_k <= 0) & (sampling.top_p >= 1.0)
         near = ~request.active | (request.length - 2 <= self.model.consumed(state.cache))
+        # If no row has room for a second token, single steps end after a pass or two, and the kernel would not.
+        worth = jnp.any(request.active & (request.room > 1))
         at_once, in_steps = partial(self._in_one_kernel, params), partial(self._in_steps_alone, params)
         with jax.named_scope("in_one_kernel"):
-            draft, state = jax.lax.cond(jnp.all(uncut & near), at_once, in_steps, state, request)
+            draft, state = jax.lax.cond(jnp.all(uncut & near) & worth, at_once, in_steps, state, request)
         return draft, state, request.target.cache
 
     def _in_steps_alone(

@@ -94,7 +94,8 @@ class Sizes:
         """Returns whether all sizes are whole tiles, and the weights and buffers fit into VMEM."""
         columns = [size for shape in self.shapes for size in shape]
         whole = all(size % LANES == 0 for size in (*columns, self.entries, self.slots))
-        whole = whole and self.size % SUBLANES == 0 and self.entries % SUBLANES == 0
+        # A row is read from the columns by its number, which Mosaic cannot do if the columns are a single tile.
+        whole = whole and self.size % SUBLANES == 0 and self.entries % SUBLANES == 0 and self.inner > LANES
         return whole and self.needed_bytes(0, 0) <= self.vmem
 
     def kept(self, crossed: bool) -> int:
@@ -152,7 +153,9 @@ class Sizes:
         logits = 4 * 4 * self.padded * self.entries
         # embeddings with the tokens around them, projections, the state twice, and a row's small numbers in whole tiles
         state = self.padded * (self._number * SUBLANES * self.width + 4 * (4 * self.inner + 2 * self.width) + 2**13)
-        return self.weight_bytes + caches + bias + logits + state + _COMPILER
+        # Products in full precision divide float32 matrices into parts, block by block.
+        parts = 2 * max(rows * columns for rows, columns in self.shapes) if self._number == 4 else 0
+        return self.weight_bytes + caches + bias + logits + state + parts + _COMPILER
 
     @property
     def _number(self) -> int:

@@ -426,7 +426,9 @@ def _moved(sizes: Sizes, r: _Refs, turn: Any, row: Any, entries: Array) -> Array
     shape = (sizes.padded, LANES)
     rows, lanes = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     chosen = (lanes == jax.lax.rem(_position(r, turn, row), LANES)) & (rows == row)
-    # a product with a one and zeros moves the entry
+    # A product with a one and zeros moves the entry. Zero times NaN is NaN, so other rows are left out before.
+    is_row = jax.lax.broadcasted_iota(jnp.int32, (1, sizes.padded), 1) == row
+    entries = jnp.where(is_row, entries, jnp.zeros_like(entries))
     return _dot(entries, chosen.astype(sizes.dtype)).astype(sizes.dtype)
 
 

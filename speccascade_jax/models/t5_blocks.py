@@ -53,6 +53,8 @@ def can_draft(config: T5Config, params: Params, cache: KVCache, turns: int) -> b
     """Returns whether the kernel drafts a T5's blocks of `turns` tokens; otherwise XLA does."""
     # With one layer, a turn could read a cache's tile before the turn before it has written it.
     usual = config.gated and not (config.tied or config.scanned or config.layer_biases)
+    # A drawn token is fed, so each must have a row of the embedding. XLA clips tokens without one.
+    usual = usual and config.num_embeddings >= config.vocab_size
     if not (platforms.uses_kernels() and usual and config.num_decoder_layers > 1):
         return False
     # Parameters of another dtype would be cast at every call, and packed ones are for a CPU.

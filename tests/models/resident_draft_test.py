@@ -18,7 +18,7 @@ from speccascade_jax.runtime import platforms
 from tests.support import random_t5
 from tests.support.interpreted_kernels import EAGER, INTERPRETER, interpreted
 
-SIZES = {"vocab_size": 250, "num_embeddings": 256, "num_heads": 2, "head_dim": 64, "d_model": 128, "d_ff": 128}
+SIZES = {"vocab_size": 250, "num_embeddings": 256, "num_heads": 4, "head_dim": 64, "d_model": 128, "d_ff": 128}
 CONFIG = T5Config(num_encoder_layers=1, num_decoder_layers=2, **SIZES)
 TURNS = 3
 
@@ -86,7 +86,7 @@ class Case:
 CASES = {
     "three_rows": Case(),
     "a_row_at_the_border_of_tiles": Case((126, 127), (True, False), (0.0, 0.0), slots=140),
-    "the_last_slots": Case((1, 124, 3, 2), (False, True, False, True), (1.0, 0.0, 1.0, 0.5), slots=128),
+    "the_last_slots": Case((1, 126, 3, 125), (False, False, False, True), (1.0, 0.0, 1.0, 0.5), slots=128),
 }
 
 
@@ -97,22 +97,47 @@ def test_a_block_equals_single_steps(name):
     compare(CASES[name].in_one_kernel(), *CASES[name].in_steps())
 
 
+# With an odd number of groups, an attention ends in one half of the buffers, and the next must begin in the other.
+ODD = Case((126, 3, 127), (True, False, True), (0.0,) * 3, slots=140, layers=3)
+EVEN = Case((126, 3, 127, 5), (False,) * 4, (0.0,) * 4, slots=140, layers=2)
+ANEW = {
+    "nothing_stays": (ODD, 1, (0, 0), INTERPRETER),
+    "nothing_stays_and_copies_are_early": (ODD, 1, (0, 0), EAGER),
+    "slots_stay": (ODD, 1, (3, 0), EAGER),
+    "slots_and_some_encoder_layers_stay": (ODD, 1, (3, 2), EAGER),
+    "groups_of_two_rows": (EVEN, 2, (0, 0), EAGER),
+}
+
+
 @pytest.mark.laws
-@pytest.mark.parametrize(
-    ("kept", "parameters"), [((0, 0), INTERPRETER), ((0, 0), EAGER), ((3, 0), EAGER), ((3, 2), EAGER)]
-)
-def test_caches_that_do_not_fit_are_read_anew(monkeypatch, kept, parameters):
+@pytest.mark.parametrize("name", ANEW)
+def test_caches_that_do_not_fit_are_read_anew(monkeypatch, name):
     """VMEM for the caches of some layers only: of self-attention, and of the encoder's keys and values."""
-    # with an odd number of rows, an attention ends in one half of the buffers, and the next must begin in the other
-    case = Case((126, 3, 127), (True, False, True), (0.0,) * 3, slots=140, layers=3)
+    case, group, kept, parameters = ANEW[name]
+    kernel_of = t5_blocks.kernel_of
+
+    def small_kernel_of(*sizes):
+        kernel = dataclasses.replace(kernel_of(*sizes), group=group)
+        kernel = dataclasses.replace(kernel, vmem=kernel.needed_bytes(*kept))
+        assert (kernel.kept(crossed=False), kernel.kept(crossed=True)) == kept
+        return kernel
+
     expected = case.in_steps()
-    with platforms.traced_for("tpu"):
-        cache = jax.eval_shape(partial(case.bound.model.prefill, max_len=140), case.bound.params, case.prompt)
-    kernel_of = partial(t5_blocks.kernel_of, case.bound.model.config, cache, TURNS)
-    vmem = dataclasses.replace(kernel_of(), group=1).needed_bytes(*kept)
-    monkeypatch.setattr(platforms, "vmem_bytes", lambda: vmem)
-    assert (kernel_of().kept(crossed=False), kernel_of().kept(crossed=True)) == kept
+    monkeypatch.setattr(t5_blocks, "kernel_of", small_kernel_of)
     compare(case.in_one_kernel(parameters), *expected)
+
+
+@pytest.mark.laws
+def test_a_row_that_is_not_finite_leaves_the_others():
+    case = Case()
+    model, params = case.bound.model, case.bound.params
+    with interpreted():
+        cache = model.prefill(params, case.prompt, case.slots)
+        second = slice(4, 8)  # heads of the second row
+        cross = tuple((keys, values.at[second].set(jnp.nan)) for keys, values in cache.static.cross)
+        cache = dataclasses.replace(cache, static=dataclasses.replace(cache.static, cross=cross))
+        block = model.draft(params, cache, *case.feed, TURNS)
+    assert np.isfinite(np.asarray(block.logits)[..., :250]).all((1, 2)).tolist() == [True, False, True]
 
 
 def compare(block, logits, tokens, cache):
@@ -123,7 +148,7 @@ def compare(block, logits, tokens, cache):
     fed = np.asarray(cache.length)  # in the caches, slots from here on are meaningless
     for ours, theirs in zip((*block.cache.keys, *map(turned, block.cache.values)), slots_last(cache), strict=True):
         for row, length in enumerate(fed):
-            heads = slice(2 * row, 2 * row + 2)
+            heads = slice(4 * row, 4 * row + 4)
             np.testing.assert_allclose(ours[heads, :, :length], theirs[heads, :, :length], atol=5e-5)
 
 
@@ -163,13 +188,17 @@ REFUSED = {
     "a_width_of_half_a_tile": {"d_ff": 192},
     "too_large_for_vmem": {"d_ff": 32 * 1024},
     "a_single_layer": {"num_decoder_layers": 1},
+    "columns_of_one_tile": {"num_heads": 2},
+    "fewer_rows_than_the_vocabulary": {"vocab_size": 260, "missing_rows": 4},
     "none": {},
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_decoders_draft_in_steps(name):
-    bound = fused(dataclasses.replace(CONFIG, **REFUSED[name]))
+    config = dataclasses.replace(CONFIG, **REFUSED[name])
+    bound = fused(dataclasses.replace(config, vocab_size=250, missing_rows=0))
+    bound = dataclasses.replace(bound, model=dataclasses.replace(bound.model, config=config))
     with platforms.traced_for("tpu"):
         cache = jax.eval_shape(partial(bound.model.prefill, max_len=40), bound.params, Case().prompt)
         assert bound.model.can_draft(bound.params, cache, TURNS) == (name == "none")
