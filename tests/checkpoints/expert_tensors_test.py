@@ -118,7 +118,8 @@ def test_the_same_weights_in_8_bits_have_one_fingerprint(written, tmp_path):
     tokens = np.array([[3, 9, 4, 1]])
     run = jax.jit(partial(DecoderLM._apply, method="__call__"), static_argnums=0)
     logits = [run(model.model, model.params, tokens) for model in bound]
-    np.testing.assert_allclose(*logits, atol=2e-4)
+    # sums of two kernels differ in their order, which depends on the processor: by 4e-4 of logits up to 8 on one
+    np.testing.assert_allclose(*logits, atol=2e-3)
     first = flat(params)["decoder/layers_0/mlp/experts/wo/kernel"]
     kept = flat(load(tmp_path / "narrow")[1])["decoder/layers_0/mlp/experts/wo/kernel"]
     assert (np.abs(first - kept) <= np.abs(first).max(1, keepdims=True) / 254 * 1.00001).all()

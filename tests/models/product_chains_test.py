@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from speccascade_jax.core.types import BoundModel, Prompt
 from speccascade_jax.models import product_chains, products
@@ -175,9 +176,11 @@ def test_a_t5_has_the_logits_of_the_path_by_xla():
 @pytest.mark.parametrize("scanned", [pytest.param(False, marks=pytest.mark.laws), True])
 def test_a_gemma_2_has_the_logits_of_the_path_by_xla(scanned):
     sizes = {"d_model": 128, "head_dim": 64, "d_ff": 256, "num_layers": 2}
-    bound = tiny_decoders.bound(dataclasses.replace(tiny("gemma2_2b"), **sizes))
+    config = dataclasses.replace(tiny("gemma2_2b"), **sizes)
+    # `prepare` would pack the matrices for this machine's CPU
+    params = fuse(unflatten_dict(tiny_decoders.flat_parameters(config), sep="/"))
+    bound = BoundModel(jax.device_put(params), DecoderLM(config))
     if scanned:
-        model = DecoderLM(dataclasses.replace(bound.model.config, scan_layers=True))
-        bound = BoundModel(stack_params(bound.params), model)
+        bound = BoundModel(stack_params(bound.params), DecoderLM(dataclasses.replace(config, scan_layers=True)))
     tokens = np.random.default_rng(0).integers(1, 31, (2, 8))
     same_logits(bound, Prompt(tokens[:, :5], np.array([5, 4])), tokens[:, 5:])
