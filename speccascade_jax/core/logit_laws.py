@@ -150,8 +150,9 @@ def _ends(logits: Array, peak: Array, cool: Array, top_k: Array, top_p: Array) -
     weights = _weights(logits, peak, cool)
     kept = keep_largest(weights, jnp.ones_like(weights), jnp.where(top_k > 0, top_k, float(size)))
     # top-p applies to what top-k leaves, relative to the sum of its weights (docs/methods.md, section 1)
-    left = jnp.where(kept, weights, 0.0)
-    kept &= keep_largest(left, left, jnp.minimum(top_p, 1.0) * left.sum(-1, keepdims=True)) | (top_p >= 1.0)
+    of_top_k = jnp.where(kept, weights, 0.0)
+    need = jnp.minimum(top_p, 1.0) * of_top_k.sum(-1, keepdims=True)
+    kept &= keep_largest(of_top_k, of_top_k, need) | (top_p >= 1.0)
     # Ties go to the lowest index, so the smallest kept logit and its last kept index tell which entries are kept.
     lowest = jnp.where(kept, logits, jnp.inf).min(-1, keepdims=True)
     last = jnp.where(kept & (logits == lowest), indices, -1).max(-1, keepdims=True).astype(jnp.float32)
@@ -316,13 +317,13 @@ class LogitPair:
         the block.
         """
 
-        def one(values: Array) -> Array:
+        def select(values: Array) -> Array:
             chosen = (jnp.arange(values.shape[1])[None] == positions[:, None])[..., None]
             if values.dtype == bool:
                 return (chosen & values).any(1)
             return jnp.where(chosen, values, 0.0).sum(1)
 
-        pair: LogitPair = jax.tree.map(one, self)
+        pair: LogitPair = jax.tree.map(select, self)
         return pair
 
     def whole(self) -> LawPair:

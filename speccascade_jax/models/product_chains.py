@@ -5,7 +5,7 @@ layout. The kernel computes a chain of them: the output of attention and its res
 of a feed-forward layer, its output and the next residual sum. The matrices stay in HBM, as they are stored, and their
 blocks arrive in VMEM while earlier blocks are multiplied. It rounds where XLA's path rounds.
 
-On GPUs, `triton_products` has a kernel for each product. `products.chain` chooses, and divides a chain on a mesh.
+On GPUs, `triton_products` has a kernel for each product. `chains.chain` chooses, and divides a chain on a mesh.
 
 Shape letters: `B` rows of `T` tokens, `R = B T` in whole registers, `K` inputs and `N` columns of a matrix, `E` the
 width of the state, and `L` layers of a stack.
