@@ -361,7 +361,8 @@ def _precision(dtype: Any) -> Any:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def _dot(left: Array, right: Array, contracted: tuple[int, int]) -> Array:
+def dot(left: Array, right: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
+    """Returns the float32 product of two matrices over the `contracted` axes; float32 operands keep full precision."""
     axes = ((contracted[:1], contracted[1:]), ((), ()))
     precision = _precision(right.dtype)
     return jax.lax.dot_general(left, right, axes, precision=precision, preferred_element_type=jnp.float32)
@@ -418,7 +419,7 @@ def _put(kernel: _Kernel, start: Any, tile: Any, place: Any, ref: Any, new: Any)
         old = ref[heads, :, place].reshape(kernel.wide, LANES)
         entries = new[:, unit * kernel.wide : (unit + 1) * kernel.wide].astype(ref.dtype)
         # A product with zeros and ones moves each token's entries to its column.
-        moved = _dot(entries, chosen, (0, 0)).astype(ref.dtype)
+        moved = dot(entries, chosen, (0, 0)).astype(ref.dtype)
         ref[heads, :, place] = jnp.where(is_new, moved, old).reshape(kernel.pair, kernel.size, LANES)
 
 
@@ -436,7 +437,7 @@ def _logits(kernel: _Kernel, unit: int, chunk: Any, queries: Any, keys: Any, bia
     heads = [(p, i) for p in range(kernel.pair) for i in range(kernel.groups)]
     numbers = [(unit * kernel.pair + p) * kernel.groups + i for p, i in heads]
     placed = [_query(kernel, number, p, queries) for number, (p, _) in zip(numbers, heads, strict=True)]
-    x = _dot(jnp.concatenate(placed, 0).astype(keys.dtype), _unit(kernel, unit, chunk, keys), (1, 0))
+    x = dot(jnp.concatenate(placed, 0).astype(keys.dtype), _unit(kernel, unit, chunk, keys), (1, 0))
     if kernel.cap is not None:
         x = kernel.cap * jnp.tanh(x / kernel.cap)
     shape = (kernel.padded, kernel.chunk)
@@ -479,7 +480,7 @@ def _softmax(logits: Any, largest: Any, total: Any) -> Array:
 def _mix(kernel: _Kernel, unit: int, chunk: Any, scale: Array, weights: Any, values: Any, mixed: Any) -> None:
     """Adds a chunk's weighted values to a unit's sums, `[unit_rows, pair * K]`."""
     rows = _rows(kernel, unit)
-    part = _dot(weights[rows].astype(values.dtype), _unit(kernel, unit, chunk, values), (1, 1))
+    part = dot(weights[rows].astype(values.dtype), _unit(kernel, unit, chunk, values), (1, 1))
     mixed[rows] = mixed[rows] * scale[rows, :1] + part
 
 

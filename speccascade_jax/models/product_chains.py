@@ -26,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from speccascade_jax.core.types import Array
-from speccascade_jax.models.decode_attention import LANES
+from speccascade_jax.models.decode_attention import LANES, dot
 from speccascade_jax.models.stacks import InStack
 from speccascade_jax.models.triton_products import Norm
 from speccascade_jax.runtime import platforms
@@ -429,7 +429,7 @@ def _multiply(kernel: _Kernel, r: _Refs, number: int, step: _Step) -> None:
     # A loop, not a sequence, because the code of all blocks would be as long as the product.
     def multiply(block: Any, _: None) -> None:
         parts = (_near_parts if kernel.near else _far_parts)(kernel, r, number, block)
-        y, *second = (_dot(r.operand[:, 0 : step.inputs], part) for part in parts)
+        y, *second = (dot(r.operand[:, 0 : step.inputs], part) for part in parts)
         if step.gate is not None:
             # XLA's path rounds the product of both halves, and then each factor.
             y = _rounded(kernel, step.gate(_rounded(kernel, y))) * _rounded(kernel, second[0])
@@ -476,9 +476,3 @@ def _rotate(kernel: _Kernel, r: _Refs, step: _Step, cosine: Any, sine: Any) -> N
 
 def _rounded(kernel: _Kernel, x: Array) -> Array:
     return x.astype(kernel.dtype).astype(jnp.float32)
-
-
-def _dot(x: Array, y: Array) -> Array:
-    # The default would round float32 operands to 16 bits.
-    precision = jax.lax.Precision.HIGHEST if y.dtype == jnp.float32 else None
-    return jax.lax.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from speccascade_jax.core.types import Array
-from speccascade_jax.models.decode_attention import LANES
+from speccascade_jax.models.decode_attention import LANES, dot
 from speccascade_jax.models.resident_sizes import SUBLANES, Sizes
 
 _START, _MISSED, _MISSED_TOKEN, _PENDING, _FIRST, _SAMPLED, _LATE = range(7)
@@ -192,7 +192,7 @@ def _layer(sizes: Sizes, r: _Refs, turn: Any, layer: int, is_first: Any) -> None
 
 def _product(sizes: Sizes, r: _Refs, layer: int, x: Array, number: int) -> Array:
     """Multiplies by one of a layer's matrices; returns float32."""
-    return _dot(x.astype(sizes.dtype), r.kept[number][layer])
+    return dot(x.astype(sizes.dtype), r.kept[number][layer])
 
 
 def _normed(sizes: Sizes, r: _Refs, number: int) -> Array:
@@ -210,12 +210,6 @@ def _rounded(sizes: Sizes, x: Array) -> Array:
 def _add(sizes: Sizes, r: _Refs, x: Array) -> None:
     """Adds a product to the state."""
     r.state[...] = _rounded(sizes, r.state[...] + _rounded(sizes, x))
-
-
-def _dot(left: Array, right: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
-    axes = ((contracted[:1], contracted[1:]), ((), ()))
-    precision = jax.lax.Precision.HIGHEST if right.dtype == jnp.float32 else None
-    return jax.lax.dot_general(left, right, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
 # --- attention
@@ -360,10 +354,10 @@ def _mixed(sizes: Sizes, query: Array, keys: Array, values: Array, bias: Array) 
     is_own = jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, shape, 1), sizes.size) == head
     # Each head's query has zeros at the columns of all others, so one product gives the logits of all heads.
     queries = jnp.where(is_own, jnp.broadcast_to(query, shape), 0.0).astype(sizes.dtype)
-    logits = _dot(queries, keys) + bias
+    logits = dot(queries, keys) + bias
     weights = jnp.exp(logits - jnp.max(logits, -1, keepdims=True))
     # Each head's weights meet the values of all heads; only the columns of its own are kept.
-    mixed = _dot(weights.astype(sizes.dtype), values, (1, 1)) / jnp.sum(weights, -1, keepdims=True)
+    mixed = dot(weights.astype(sizes.dtype), values, (1, 1)) / jnp.sum(weights, -1, keepdims=True)
     return jnp.sum(jnp.where(is_own, mixed, 0.0), 0, keepdims=True)
 
 
@@ -429,7 +423,7 @@ def _moved(sizes: Sizes, r: _Refs, turn: Any, row: Any, entries: Array) -> Array
     # A product with a one and zeros moves the entry. Zero times NaN is NaN, so other rows are left out before.
     is_row = jax.lax.broadcasted_iota(jnp.int32, (1, sizes.padded), 1) == row
     entries = jnp.where(is_row, entries, jnp.zeros_like(entries))
-    return _dot(entries, chosen.astype(sizes.dtype)).astype(sizes.dtype)
+    return dot(entries, chosen.astype(sizes.dtype)).astype(sizes.dtype)
 
 
 # --- sampling
@@ -437,7 +431,7 @@ def _moved(sizes: Sizes, r: _Refs, turn: Any, row: Any, entries: Array) -> Array
 
 def _draw(sizes: Sizes, r: _Refs, slot: Any) -> None:
     """Writes the logits after the current tokens, and draws the next tokens."""
-    logits = _dot(_normed(sizes, r, 3 * sizes.layers), r.head[...])
+    logits = dot(_normed(sizes, r, 3 * sizes.layers), r.head[...])
     entry = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     # The engine never sees entries that only fill tiles, but a draw and the maximum would.
     logits = jnp.where(entry < sizes.vocab, logits, -jnp.inf)
@@ -480,7 +474,7 @@ def _sampled(sizes: Sizes, r: _Refs, uniform: Array) -> Array:
     _, before, chosen, inside = jax.lax.fori_loop(0, tiles, search, start)
     # A product with a triangle of ones gives the cumulative sums inside the tile.
     square = [jax.lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1)]
-    reached = _dot(inside, (square[0] <= square[1]).astype(jnp.float32)) > rest - before
+    reached = dot(inside, (square[0] <= square[1]).astype(jnp.float32)) > rest - before
     lanes = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1).astype(jnp.float32)
     last = jnp.max(jnp.where(inside > 0, lanes, 0.0), -1, keepdims=True)
     lane = jnp.min(jnp.where(reached & (inside > 0), lanes, float(LANES)), -1, keepdims=True)
