@@ -108,8 +108,7 @@ def multiply(
         dtype=jnp.dtype(dtype).name, separate=state is not None, most=min(BLOCK, platforms.vmem_bytes() // 16),
         wide=not partial_sum, near=_are_near(links), steps=tuple(_Step.of(link, x.shape[-1]) for link in links),
     )  # fmt: skip
-    # A stack has another layer in each iteration of a loop.
-    layer = next((part.layer for link in links for part in link if isinstance(part, InStack)), 0)
+    layer = _layer(links)
     near, far = [x] if state is None else [x, state], []
     for link in links:
         near += [] if link.rotation is None else [link.rotation.cosine, link.rotation.sine]
@@ -118,6 +117,13 @@ def multiply(
     # A chain that adds nothing has no output for the state, which did not change.
     before = x if state is None else state
     return (results[0] if kernel.adds else before), results[-1]
+
+
+def _layer(links: Sequence[Link]) -> Any:
+    """Returns the layer of the stacks that a chain reads, which is another in each iteration of a loop."""
+    # A link without a matrix may have a norm in a stack.
+    parts = jax.tree.leaves(links, is_leaf=lambda part: isinstance(part, InStack))
+    return next((part.layer for part in parts if isinstance(part, InStack)), 0)
 
 
 def _matrices(links: Sequence[Link]) -> list[Array]:

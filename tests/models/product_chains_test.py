@@ -46,7 +46,7 @@ def by_xla(x, links, state, dtype):
     state = x if state is None else state
     for link in links:
         x = x if link.norm is None else normed(state, link.norm)
-        x = products.multiply(x, link.matrix, dtype)
+        x = x if link.matrix is None else products.multiply(x, link.matrix, dtype)
         if link.gate is not None:
             first, second = jnp.split(x.astype(dtype), 2, axis=-1)
             x = link.gate(first) * second
@@ -83,6 +83,8 @@ CASES = {
     "rows_of_tokens": ((2, 5, 128), 256, (FEED_FORWARD[0], Link(matrix(256, 128, seed=2), norm(256)))),
     "rotation": ((2, 3, 256), None, (Link(matrix(256, 384), norm(256), rotation=turned(2, 3, 384)),)),
     "same_angles": ((2, 3, 256), None, (Link(matrix(256, 384), norm(256), rotation=turned(1, 3, 384)),)),
+    # on a mesh, what follows a sum over devices
+    "sum_alone": ((2, 3, 256), 256, (Link(None, adds=True, post=norm(256)),)),
     # four or five blocks for three buffers, and two or four blocks of gated halves
     "many_blocks": ((1, 2, 1024), None, (Link(matrix(1024, 2560), norm(1024)),)),
     "gated_blocks": ((1, 1, 1024), None, (Link(matrix(1024, 2048), norm(1024), jax.nn.silu),)),
@@ -108,7 +110,7 @@ def test_a_chain_equals_the_steps_by_xla(name, stacked):
     dtype = "bfloat16" if stacked == ("blocks" in name) else "float32"
     shape, width, links = CASES[name]
     x, state = draw(*shape).astype(dtype), None if width is None else draw(*shape[:2], width, seed=5).astype(dtype)
-    links = [link._replace(matrix=link.matrix.astype(dtype)) for link in links]
+    links = [link if link.matrix is None else link._replace(matrix=link.matrix.astype(dtype)) for link in links]
     expected = jax.jit(partial(by_xla, dtype=dtype, links=links))(x, state=state)
     links = list(map(in_stack, links)) if stacked else links
     with interpreted():

@@ -120,6 +120,13 @@ if __name__ == "__main__":
         inputs = (tokens, tokens) if model.is_encoder_decoder else (tokens,)
         return jax.jit(model.module.init)(jax.random.key(seed), *inputs)["params"]
 
+    def with_unlike_norms(params: Any) -> Any:
+        """Returns the parameters with norms of random scales, so that no layer's norm equals another's."""
+        draws = np.random.default_rng(0)
+        flat = flatten_dict(params, sep="/")
+        scales = {name: leaf for name, leaf in flat.items() if name.endswith("scale")}
+        return unflatten_dict(flat | {n: x + draws.normal(size=x.shape) * 0.3 for n, x in scales.items()}, sep="/")
+
     def prompts(kind: str) -> Prompt:
         draws = np.random.default_rng(0)
         read = draws.integers(2, VOCABULARY - 3, (ROWS, READ)).astype(np.int32)
@@ -201,7 +208,7 @@ if __name__ == "__main__":
         """
         model, results = with_layout(kind)["target"], []
         model = replace(model, config=replace(model.config, head_dim=128, **sizes))
-        params, size = initial(model, 0), GAMMA + 1
+        params, size = with_unlike_norms(initial(model, 0)), GAMMA + 1
         for mesh in (None, meshes.make(shape)):
             target, prompt = on(mesh, model, params), sharding.by_rows(prompts(kind), mesh)
 
