@@ -49,14 +49,14 @@ def parts(panel: Panel) -> dict[str, str]:
 
 def _caption(panel: Panel) -> str:
     places = significance.places(panel)
-    doubt = "" if places.certain else "; its interval includes larger losses"
-    ring = "\nA green ring marks the fastest point whose measured quality is at most "
-    ring += f"{places.margin:g} below the target's{doubt}."
-    ring = ring if places.chosen else ""
+    meaning = "whose measured quality is at least the target's"
+    if places.chosen and places.chosen.difference.value < 0:
+        meaning = f"whose measured quality is at most {places.margin:g} below the target's"
+    ring = f" A ring marks the fastest point {meaning}." if places.chosen else ""
     examples = panel.setting["quality_examples"]
     return (
-        f"({_source(panel)} Bars are paired 95% intervals over {examples} examples. The grey line shows the result\n"
-        f"of sending each whole request at random to the draft or to the target.{ring})"
+        f"({_source(panel)} Points further right are faster. On the grey line, a coin sends each whole\n"
+        f"request to the draft or to the target.{ring} Intervals are paired, 95%, over {examples} examples.)"
     )
 
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not parser.parse_args(arguments).draw:
         measure()
     (panel,) = panels.panels(panels.read_points(STORE))
-    tradeoff.draw(panel, PICTURE)
+    tradeoff.draw(panel, PICTURE, share=None)
     write_atomically(PAGE, written(PAGE.read_text(encoding="utf-8"), parts(panel)))
     print(f"written: {PICTURE}, {PAGE}")
     return 0

@@ -24,7 +24,7 @@ from speccascade_jax.engine.generate import Generation
 from speccascade_jax.methods.settings import DRAFT_MODEL, Level
 from speccascade_jax.models.decoder import DecoderConfig
 from speccascade_jax.pairs.pair import Pair
-from speccascade_jax.results.report.figures.tradeoff import save
+from speccascade_jax.results.report.figures.drawing import save
 
 SMALL = DecoderConfig(
     vocab_size=8192, num_embeddings=8192, d_model=256, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,

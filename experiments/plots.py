@@ -1,4 +1,4 @@
-"""Plot quality against relative latency and against the rejection rate, one figure per setting.
+"""Plot quality against speed-up and against the rejection rate, one figure per setting.
 
     python -m experiments.plots results/quickstart.jsonl
     python -m experiments.plots results/quickstart.jsonl --output docs/figures --format svg
@@ -8,9 +8,11 @@
     python -m experiments.plots results/hierarchy.json --acceptance    acceptance between models (optimize_hierarchy.py)
     python -m experiments.plots results/quickstart.jsonl --predict=v5e:2x4     also a figure of predicted latencies
 
-The left plot is Figure 4 of Narasimhan et al., 2024 (lower latency is further left); the right plot is their Figure 3.
-A line connects the α's of each rule, and a ring marks the largest α. Bars are paired 95% intervals. A dotted line shows
-the target's quality. Hollow markers are inconclusive points: nothing was drafted there.
+The left plot is Figure 4 of Narasimhan et al., 2024 with speed-ups (faster is further right); the right plot is their
+Figure 3. A line connects the α's of each rule, which are written at its points. Of more than five rules, those that no
+other rule beats are in colour. The grey line shows whole requests sent at random to draft or target. A ring marks the
+fastest point whose measured quality is at least the target's, with its paired 95% intervals. Hollow markers are
+inconclusive points: nothing was drafted there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 from speccascade_jax.results.analysis import families, histograms, panels
 from speccascade_jax.results.report import predicting
-from speccascade_jax.results.report.figures import studies, tradeoff
+from speccascade_jax.results.report.figures import fronts, studies, tradeoff
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import interrupts
 from speccascade_jax.storage.files import expanded
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             studies.draw_acceptance(studies.read_acceptance(args.records), paths[0])
         elif args.pareto:
             every = families.of_records(result_store.read_records(*args.records))
-            paths, missing = tradeoff.draw_fronts(every, folder, stem, args.format)
+            paths, missing = fronts.draw_fronts(every, folder, stem, args.format)
             if not paths:
                 raise ValueError("\nerror: ".join(missing))
             for reason in missing:

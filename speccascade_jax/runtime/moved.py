@@ -100,7 +100,7 @@ MOVED = {
     "results.figures": "results.report.figures",
     "results.figures.acceptance": "results.report.figures.studies",
     "results.figures.histogram": "results.report.figures.studies",
-    "results.figures.pareto": "results.report.figures.tradeoff",
+    "results.figures.pareto": "results.report.figures.fronts",
     "results.figures.selection": "results.report.figures.studies",
     "results.forward_times": "results.analysis.forward_times",
     "results.histograms": "results.analysis.histograms",

@@ -84,8 +84,8 @@ class Places(NamedTuple):
         curves: positions of the points of each curve; ends: positions of the target alone and the draft alone.
         random: relative latencies and quality differences of whole requests sent at random, or `None`.
         margin: the accepted loss of quality.
-        chosen: the fastest place whose measured loss is within `margin`; `None` if no such place is faster than the
-            target.
+        chosen: the fastest place whose measured quality is at least the target's or, without such a place, within
+            `margin` of it; `None` if no such place is faster than the target.
         certain: whether the whole interval of the quality of `chosen` is within the margin.
     """
 
@@ -99,7 +99,9 @@ class Places(NamedTuple):
     @property
     def ring(self) -> str:
         """The legend text of the ring around the chosen place."""
-        return f"Fastest within {self.margin:g} of the target's quality" + (not self.certain) * " (not certain)"
+        if self.chosen and self.chosen.difference.value >= 0:
+            return "Fastest without a measured loss"
+        return f"Fastest, loss ≤ {self.margin:g}" + (not self.certain) * " (uncertain)"
 
 
 def places(panel: Panel, margin: float = LOSS) -> Places:
@@ -117,19 +119,25 @@ def places(panel: Panel, margin: float = LOSS) -> Places:
     curves = {name: [place(spot) for spot in spots] for name, spots in panel.curves.items()}
     line = random_line(panel)
     drawn = None if line is None else (line.latency.tolist(), (line.quality - base).tolist())
-    within = [
-        (candidate.latency.value, candidate)
-        for curve in curves.values()
-        for candidate in curve
-        if candidate.latency
-        and candidate.latency.value < 1
-        and candidate.difference.value >= -margin
-        and not candidate.spot.inconclusive
-    ]
-    chosen = min(within, key=lambda pair: pair[0])[1] if target and within else None
+    chosen = _chosen(curves, margin) if target else None
     gain = quality_gain(panel, chosen.spot, bootstrap) if chosen else None
     certain = gain is not None and gain.low >= -margin
     return Places(curves, [place(spot) for spot in panel.ends], drawn, margin, chosen, certain)
+
+
+def _chosen(curves: Mapping[str, Sequence[Place]], margin: float) -> Place | None:
+    """Returns the place that `Places.chosen` describes."""
+    quick = [
+        candidate
+        for curve in curves.values()
+        for candidate in curve
+        if candidate.latency and candidate.latency.value < 1 and not candidate.spot.inconclusive
+    ]
+    for loss in (0.0, margin):
+        within = [candidate for candidate in quick if candidate.difference.value >= -loss]
+        if within:
+            return min(within, key=lambda candidate: latency_of(candidate.spot))
+    return None
 
 
 class Line(NamedTuple):

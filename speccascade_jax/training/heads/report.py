@@ -320,10 +320,10 @@ def _number(value: float | None) -> str:
 
 def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> None:
     """Draws the reliability diagram (mean label against mean prediction in each bin) and the share of tokens by bin."""
-    from speccascade_jax.results.report.figures import tradeoff
+    from speccascade_jax.results.report.figures import drawing
     from speccascade_jax.results.report.figures.styles import styles
 
-    figure, (top, bottom) = tradeoff.plt.subplots(2, 1, figsize=(5.5, 6.5), height_ratios=(3, 1), sharex=True)
+    figure, (top, bottom) = drawing.plt.subplots(2, 1, figsize=(5.5, 6.5), height_ratios=(3, 1), sharex=True)
     top.plot([0, 1], [0, 1], color="0.6", lw=1, ls=":")
     looks = styles(predicted)
     for name, values in predicted.items():
@@ -335,4 +335,4 @@ def draw(predicted: Mapping[str, np.ndarray], kept: np.ndarray, path: Path) -> N
     top.legend(frameon=False, fontsize=9)
     bottom.set(xlabel="predicted probability of acceptance", ylabel="share of tokens")
     figure.tight_layout()
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)

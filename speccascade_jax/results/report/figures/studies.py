@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 from speccascade_jax.results.analysis.histograms import name_of
 from speccascade_jax.results.analysis.panels import short_name
-from speccascade_jax.results.report.figures import tradeoff
+from speccascade_jax.results.report.figures import drawing
 from speccascade_jax.storage.files import expanded
 
 Report = dict[str, Any]
@@ -31,7 +31,7 @@ def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
     columns = min(len(surveys), 3)
     rows = -(-len(surveys) // columns)
     size = (0.6 + 3.6 * columns, 0.9 + 2.6 * rows)
-    figure, plots = tradeoff.subplots(rows, columns, size, sharex=True, sharey=True)
+    figure, plots = drawing.subplots(rows, columns, size, sharex=True, sharey=True)
     for axes, survey in zip(plots.flat, surveys, strict=False):
         _histogram(axes, survey)
     for axes in plots.flat[len(surveys) :]:
@@ -40,7 +40,7 @@ def draw_histograms(surveys: Sequence[Report], path: Path) -> None:
         axes.tick_params(labelbottom=True)  # axes above an empty cell of the grid show tick labels too
     figure.supxlabel(f"{name_of(surveys[0]['histogram']['quantity'])} of draft and target", fontsize=10)
     figure.supylabel("share of positions", fontsize=10)
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)
 
 
 def _histogram(axes: Axes, survey: Report) -> None:
@@ -61,7 +61,7 @@ def _histogram(axes: Axes, survey: Report) -> None:
     axes.set_title(f"{survey['task']}, {short_name(survey['pair'])}\nalong {survey['along']} outputs", fontsize=9.5)
     axes.set_xlim(edges[0], last)
     axes.locator_params(axis="x", nbins=4)  # more tick labels would overlap those of the next plot
-    tradeoff.plain(axes, alpha=0.25, axis="y")
+    drawing.plain(axes, alpha=0.25, axis="y")
 
 
 def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
@@ -90,12 +90,12 @@ def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
     bars = max(len(_ran(report)) for report in reports)
     heights = [size, 0.9 + 0.4 * bars] if bars else [size]
     whole = (max(4.5, 0.6 + size) * len(reports), sum(heights))
-    figure, plots = tradeoff.subplots(len(heights), len(reports), whole, height_ratios=heights)
+    figure, plots = drawing.subplots(len(heights), len(reports), whole, height_ratios=heights)
     for column, report in enumerate(reports):
         _heat_map(plots[0, column], report)
         if bars:
             _stacks(plots[1, column], report)
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)
 
 
 def _ran(report: Report) -> list[Report]:
@@ -179,13 +179,13 @@ def draw_curves(rows: Sequence[Report], path: Path) -> None:
     axes.set_xlabel("training queries")
     axes.set_ylabel("reward on held-out queries")
     axes.legend(fontsize=7, frameon=False)
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)
 
 
 def draw_weights(rows: Sequence[Report], path: Path) -> None:
     """Draws the share of queries for which each arm is chosen against the alignment weight, one plot per domain."""
     domains = list(rows[0]["choices"])
-    figure, plots = tradeoff.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
+    figure, plots = drawing.subplots(1, len(domains), (3.6 * len(domains) + 0.8, 3.2), sharey=True)
     weights = [row["alignment_weight"] for row in rows]
     for axes, domain in zip(plots[0], domains, strict=True):
         for arm, mark in zip(rows[0]["choices"][domain], itertools.cycle(MARKS), strict=False):
@@ -194,7 +194,7 @@ def draw_weights(rows: Sequence[Report], path: Path) -> None:
         axes.set_xlabel("alignment weight")
     plots[0, 0].set_ylabel("share of queries")
     plots[0, 0].legend(fontsize=7, frameon=False)
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)
 
 
 def draw_regret(rows: Sequence[Report], summary: Report, path: Path) -> None:
@@ -227,4 +227,4 @@ def draw_regret(rows: Sequence[Report], summary: Report, path: Path) -> None:
         for shift in shifts:
             axes.axvline(shift + 0.5, color="0.4", ls="--", lw=0.8)
     plots[0].legend(fontsize=7, frameon=False)
-    tradeoff.save(figure, path)
+    drawing.save(figure, path)
