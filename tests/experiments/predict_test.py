@@ -57,14 +57,16 @@ def test_plots_draw_a_figure_of_its_own(script, quickstart, capsys):
         "quick.svg", "quick-predicted-v5e.svg",
     ]  # fmt: skip
     drawn = [(quickstart.parent / name).read_text() for name in ("quick.svg", "quick-predicted-v5e.svg")]
-    words = "latency predicted from the compiled program, not measured", "predicted for v5e", "and bands"
+    words = "predicted from the compiled program, not measured:", "predicted for v5e", "and bands"
     assert [[word in text for word in words] for text in drawn] == [[False] * 3, [True] * 3]
 
 
 def test_the_report_shows_predictions_beside_measurements(script, quickstart, capsys):
     assert script("report").main([str(quickstart), "--predict=v5e", "--predict_prompt_length=32"]) == 0
     page = (quickstart.parent / "quick.html").read_text()
-    assert SAID in page and "Predicted from the compiled program for v5e, not measured: " in page
+    assert SAID in page and "Predicted for v5e, not measured: " in page and page.count("<h2>tiny_translation") == 1
+    assert "not measured" not in page.partition("</h1>")[0] and page.count('type="radio"') == 2
+    assert page.count(" checked>") == 1 and page.index(" checked>") < page.index("predicted for v5e</label>")
     assert "14 points of" in page and page.count('id="point-') == 14, "outputs are listed once"
 
 

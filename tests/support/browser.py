@@ -11,22 +11,11 @@ import sys
 from pathlib import Path
 
 WHERE = """(() => {
-  const plot = Bokeh.index.roots[0], frame = plot.frame, at = plot.el.getBoundingClientRect();
-  for (const each of plot.model.renderers) {
-    const data = each.data_source && each.data_source.data;
-    if (data && data.anchor && each.glyph.type === "Scatter" && data.x.length > 1)
-      return JSON.stringify({x: at.x + frame.x_scale.compute(data.x[1]), y: at.y + frame.y_scale.compute(data.y[1]),
-                             anchor: data.anchor[1], name: data.name[1]});
-  }
+  const link = document.querySelectorAll(".plot svg a")[3], box = link.getBoundingClientRect();
+  const anchor = link.getAttribute("href").slice(1);
+  return JSON.stringify({x: box.x + box.width / 2, y: box.y + box.height / 2, anchor});
 })()"""
-HOVERED = """(() => {
-  const texts = [];
-  const walk = node => { if (node.shadowRoot) walk(node.shadowRoot);
-    const held = node.classList && node.classList.contains("bk-Tooltip") && node.shadowRoot;
-    if (held) texts.push(held.textContent);
-    for (const child of node.children || []) walk(child); };
-  walk(document.body); return texts.join(" ").slice(-400);  // behind the styles that come with it
-})()"""
+HOVERED = """(document.querySelector(".plot > .w:not([hidden])") || {textContent: ""}).textContent"""
 SEEN = """JSON.stringify({open: [...document.querySelectorAll("details[open]")].map(e => e.id), hash: location.hash,
   prompts: document.querySelectorAll("details[open] q").length, width: document.documentElement.scrollWidth,
   background: getComputedStyle(document.body).backgroundColor})"""

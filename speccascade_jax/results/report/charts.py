@@ -1,165 +1,53 @@
-"""Charts of the report, drawn by Bokeh, whose script (1.3 MB) is embedded in the page so that it needs no server.
-
-Two alternative libraries are too large: plotly's script alone exceeds the size limit of a report, and Vega needs a
-binary of 30 MB.
-"""
+"""Charts of the report: SVG elements by matplotlib in the style of every other figure, whose points link to outputs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.analysis.panels import Spot
+from speccascade_jax.results.analysis.panels import Panel, Spot
 from speccascade_jax.results.analysis.significance import Place, Places
-from speccascade_jax.results.report.figures.styles import styles
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.trace import Trace
 
-MARKERS = {
-    "D": "diamond", "s": "square", "P": "plus", "X": "x", "v": "inverted_triangle", "^": "triangle", "o": "circle",
-    "*": "star", "<": "hex", ">": "triangle_pin", "h": "hex", "d": "diamond_dot", "p": "square_pin", "H": "circle_dot",
-}  # fmt: skip
-SIGNS = dict(zip("DsPXv^o*<>hdpH", "◆■✚✖▼▲●★⬢◭⬢◈▣⊙", strict=True))
-_SPEED = "return tick.toFixed(2) + '\\n' + (1 / tick).toFixed(1) + '×'"
-_GREY = "#8a8a8a"
+
+class Chart(NamedTuple):
+    """An SVG element, and the text that the page shows for each of its points, by the id of the linked element."""
+
+    svg: str
+    tips: dict[str, str] = {}
 
 
-def script() -> str:
-    """Returns Bokeh's script, which is embedded in the page."""
-    from bokeh.resources import Resources
-
-    javascript: str = Resources(mode="inline", components=["bokeh"], minified=True).render_js()
-    return javascript
-
-
-def embedded(figures: Sequence[Any]) -> tuple[str, list[str]]:
-    """Returns a script that draws all figures, and the HTML placeholder of each figure."""
-    from bokeh.embed import components
-
-    code, places = components(tuple(figures))
-    return str(code), [str(placeholder) for placeholder in places]
-
-
-def _figure(**more: Any) -> Any:
-    from bokeh.plotting import figure
-
-    plot = figure(sizing_mode="stretch_width", tools="pan,box_zoom,reset,save", toolbar_location="above", **more)
-    plot.toolbar.logo = None
-    plot.xgrid.grid_line_color = plot.ygrid.grid_line_color = "#e6e6e6"
-    plot.outline_line_color = None
-    return plot
-
-
-class Key(NamedTuple):
-    """An entry of a legend; the legend is text below the plot, because text wraps on narrow screens."""
-
-    colour: str
-    sign: str
-    label: str
-
-
-def curves_key(places: Places) -> list[Key]:
-    """Returns the legend of a panel's curves."""
-    looks = styles(places.curves)
-    return [Key(looks[name][0], SIGNS[looks[name][1]], curve[0].spot.label) for name, curve in places.curves.items()]
-
-
-def ends_key(places: Places, timed: bool) -> list[Key]:
-    """Returns the legend of all elements of the plot that are not curves."""
-    keys = [Key("#444444", "○", "target alone and draft alone")]
-    if places.random and timed:
-        keys.append(Key("#bdbdbd", "▬", "whole requests sent at random"))
-    if places.chosen and timed:
-        keys.append(Key("#2e7d32", "◯", places.ring))
-    return keys
-
-
-def trade_off(places: Places, metric: str, anchors: Mapping[int, str], commands: Mapping[int, str]) -> Any:
-    """Draws the quality minus the target's quality against the relative latency, as an interactive chart.
-
-    If nothing was timed, the horizontal axis shows the rejected share of examined draft tokens.
+def trade_off(panel: Panel, places: Places, anchors: Mapping[int, str], commands: Mapping[int, str]) -> Chart:
+    """Draws quality against speed-up or, if nothing was timed, against the rejected share of examined draft tokens.
 
     Args:
-        places: the plot positions of a panel's points.
-        metric: name of the metric, for the vertical axis.
-        anchors: the HTML element that a click on a point opens, by the spot's `id()`.
+        panel: the panel.
+        places: the plot positions of its points.
+        anchors: the HTML element that a point links to, by the spot's `id()`.
         commands: the command that runs a point again, by the spot's `id()`.
     """
-    from bokeh.models import ColumnDataSource, CustomJSTickFormatter, HoverTool, OpenURL, TapTool
-    from bokeh.models.annotations import BoxAnnotation, Span
+    from speccascade_jax.results.report.figures import drawing, tradeoff
 
-    timed = any(place.latency for curve in places.curves.values() for place in curve)
-    plot = _figure(height=480)
-    looks = styles(places.curves)
-    plot.add_layout(BoxAnnotation(bottom=-places.margin, top=0, fill_color="#2e7d32", fill_alpha=0.08))
-    plot.add_layout(Span(location=0, dimension="width", line_color=_GREY, line_dash="dotted"))
-    if places.random and timed:
-        plot.line(*places.random, color="#bdbdbd", line_width=4)
-    curves = [(curve, *looks[name], False) for name, curve in places.curves.items()]
-    points = []
-    for curve, colour, marker, hollow in [*curves, *(([place], "#444444", "o", True) for place in places.ends)]:
-        shown = [(place, x) for place in curve if (x := _horizontal(place, timed))]
-        if shown:
-            points.append(_curve(plot, ColumnDataSource(_table(shown, anchors, commands)), colour, marker, hollow))
-    if places.chosen and places.chosen.latency:
-        ring = {"size": 24, "marker": "circle", "fill_color": None, "line_color": "#2e7d32", "line_width": 2.5}
-        position = {"x": [places.chosen.latency.value], "y": [places.chosen.difference.value]}
-        plot.scatter("x", "y", source=ColumnDataSource(position), **ring)
-    plot.add_tools(HoverTool(renderers=points, tooltips=_HOVER), TapTool(renderers=points))
-    plot.select_one(TapTool).callback = OpenURL(url="#@anchor", same_tab=True)
-    if timed:
-        plot.xaxis.axis_label = "latency relative to the target alone (below: speed-up); left is faster"
-        plot.xaxis.formatter = CustomJSTickFormatter(code=_SPEED)
+    figure, plots = drawing.subplots(1, 1, (5.2, 4.8))
+    if tradeoff.is_timed(panel):
+        tradeoff.speed_plot(plots[0, 0], panel, places, anchors)
     else:
-        plot.xaxis.axis_label = "rejected share of examined draft tokens"
-    plot.yaxis.axis_label = f"{metric} minus the target's; bars: paired 95% confidence intervals"
-    return plot
+        tradeoff.share_plot(plots[0, 0], panel, places, "rejection_rate", anchors)
+    tradeoff.legend(figure)
+    everything = [*places.ends, *(place for curve in places.curves.values() for place in curve)]
+    tips = {anchors[id(p.spot)]: _tip(p, commands.get(id(p.spot), "")) for p in everything if anchors.get(id(p.spot))}
+    return Chart(drawing.as_svg(figure), tips)
 
 
-_HOVER = """<div style="max-width:24rem"><b>@name</b><br>quality @quality (minus the target's: @difference)<br>
-latency @latency (@speed)<br>rejected @rejected<br><code style="font-size:11px">@command</code></div>"""
-
-
-def _horizontal(place: Place, timed: bool) -> Interval | None:
-    """Returns a point's horizontal position: its latency or, if nothing was timed, its rejected share without bars."""
-    if timed:
-        return place.latency
-    rejected = place.spot.measures.get("rejection_rate")
-    return rejected and Interval(*[rejected.value] * 3)
-
-
-def _table(
-    shown: Sequence[tuple[Place, Interval]], anchors: Mapping[int, str], commands: Mapping[int, str]
-) -> dict[str, list[Any]]:
-    """Returns the columns from which a curve is drawn, and those of the text shown when the pointer is over a point."""
-    spots, ys, xs = [place.spot for place, _ in shown], [place.difference for place, _ in shown], [x for _, x in shown]
-    quick, rejected = [place.latency for place, _ in shown], [spot.measures.get("rejection_rate") for spot in spots]
-    return {
-        "x": [x.value for x in xs],
-        "y": [y.value for y in ys],
-        "low": [y.low for y in ys],
-        "high": [y.high for y in ys],
-        "left": [x.low for x in xs],
-        "right": [x.high for x in xs],
-        "name": [spot.name() for spot in spots],
-        "quality": [f"{spot.quality.value:.2f}" for spot in spots],
-        "difference": [spanned(y, "+.2f") for y in ys],
-        "latency": [spanned(interval, ".2f") if interval else "not timed" for interval in quick],
-        "speed": [spanned(interval.inverse(), ".2f") + "×" if interval else "" for interval in quick],
-        "rejected": [f"{interval.value:.1%}" if interval else "–" for interval in rejected],
-        "anchor": [anchors.get(id(spot), "") for spot in spots],
-        "command": [commands.get(id(spot), "") for spot in spots],
-    }
-
-
-def _curve(plot: Any, source: Any, colour: str, marker: str, hollow: bool) -> Any:
-    """Draws a curve with its error bars; returns the renderer of the markers, which shows the hover text."""
-    bars = {"source": source, "line_color": colour, "line_alpha": 0.35}
-    plot.segment("x", "low", "x", "high", **bars)
-    plot.segment("left", "y", "right", "y", **bars)
-    if len(source.data["x"]) > 1:
-        plot.line("x", "y", source=source, color=colour, line_width=2)
-    look = {"fill_color": "#ffffff", "line_width": 2} if hollow else {"fill_color": colour, "line_width": 1}
-    return plot.scatter("x", "y", source=source, size=11, marker=MARKERS[marker], line_color=colour, **look)
+def _tip(place: Place, command: str) -> str:
+    """Returns a point's numbers and its command, one line each."""
+    spot, quality = place.spot, f"quality {place.spot.quality.value:.2f}"
+    lines = [spot.name(), f"{quality} (minus the target's: {spanned(place.difference, '+.2f')})"]
+    if place.latency:
+        lines.append(f"speed-up {spanned(place.latency.inverse(), '.2f')}")
+    if rejected := spot.measures.get("rejection_rate"):
+        lines.append(f"rejected {rejected.value:.1%}")
+    return "\n".join([*lines, command])
 
 
 def spanned(interval: Interval, form: str) -> str:
@@ -167,32 +55,41 @@ def spanned(interval: Interval, form: str) -> str:
     return f"{interval.value:{form}}" if interval.low == interval.high else interval.text(form)
 
 
-def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -> list[Any]:
+def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -> list[Chart]:
     """Draws the rejected share against the position in the block, and against the divergence of draft and target.
 
     Args:
         places: the plot positions of a panel's points.
         outputs: outputs of each point, by the spot's `id()`; the divergences are in their traces.
     """
-    looks, figures = styles(places.curves), []
     chosen = {name: curve[len(curve) // 2].spot for name, curve in places.curves.items()}
     positions = {name: by_position(spot) for name, spot in chosen.items()}
     traces = {name: [o.trace for o in outputs.get(id(spot)) or () if o.trace] for name, spot in chosen.items()}
     distances = {name: by_divergence(curve_traces) for name, curve_traces in traces.items()}
-    for axis, lines in (("position in the block, from 1", positions), ("TV(q, p) at the position", distances)):
-        if not any(lines.values()):
-            continue
-        figure = _figure(height=340)
-        for name, line in lines.items():
-            if line:
-                xs, ys = zip(*line, strict=True)
-                colour, marker = looks[name]
-                figure.line(xs, ys, color=colour, line_width=2)
-                figure.scatter(xs, ys, color=colour, size=8, marker=MARKERS[marker])
-        figure.xaxis.axis_label, figure.yaxis.axis_label = axis, "rejected share of examined draft tokens"
-        figure.y_range.start = 0
-        figures.append(figure)
-    return figures
+    labels = {name: spot.label for name, spot in chosen.items()}
+    axes = ("position in the block, from 1", positions), ("TV(q, p) at the position", distances)
+    return [_lines(axis, lines, labels) for axis, lines in axes if any(lines.values())]
+
+
+def _lines(axis: str, lines: Mapping[str, Sequence[tuple[float, float]]], labels: Mapping[str, str]) -> Chart:
+    """Draws the rejected share against a quantity, with a line per curve."""
+    from speccascade_jax.results.report.figures import drawing, tradeoff
+    from speccascade_jax.results.report.figures.styles import dashes, styles
+
+    figure, plots = drawing.subplots(1, 1, (5.2, 3.6))
+    looks = styles(lines)
+    for name, points in lines.items():
+        if points:
+            colour, marker = looks[name]
+            look = {"color": colour, "marker": marker, "ls": dashes(marker), "ms": 9 if marker == "*" else 6}
+            plots[0, 0].plot(*zip(*points, strict=True), label=labels[name], lw=1.6, **look)
+    plots[0, 0].set(xlabel=axis, ylabel="rejected share of draft tokens")
+    plots[0, 0].set_ylim(bottom=0)
+    if all(isinstance(x, int) for points in lines.values() for x, _ in points):
+        plots[0, 0].locator_params(axis="x", integer=True)
+    drawing.plain(plots[0, 0])
+    tradeoff.legend(figure)
+    return Chart(drawing.as_svg(figure))
 
 
 BINS = 10

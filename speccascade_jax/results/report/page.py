@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.results.analysis import provenance, significance
-from speccascade_jax.results.analysis.panels import Panel, Spot, metric_name, short_name
+from speccascade_jax.results.analysis import headline, provenance, significance
+from speccascade_jax.results.analysis.headline import Headline
+from speccascade_jax.results.analysis.panels import Panel, Spot, short_name
 from speccascade_jax.results.analysis.significance import Places
 from speccascade_jax.results.report import charts, templates
+from speccascade_jax.results.report.figures.styles import bar_note
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.store import outputs, shards
 from speccascade_jax.results.store.outputs import LETTERS, Output
@@ -55,52 +57,64 @@ def default_path(store: str | Path) -> Path:
 
 def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     examples: dict[str, list[str]] = {}
-    numbers, names = itertools.count(), dict[str, str]()
-    panel_entries, figures = [], list[Any]()
-    for panel in panels:
-        panel_places = significance.places(panel)
-        spots = [*panel.ends, *panel.spots]
-        # a predicted point leads to the outputs of the measured point, whose record it is a copy of
-        listed = [] if panel.predicted else spots
-        names |= {spot.records[0]["key"]: f"point-{next(numbers)}" for spot in listed}
-        anchors = {id(spot): names.get(spot.records[0]["key"], "") for spot in spots}
-        kept = {id(spot): _kept(store, spot.records[0]) for spot in listed}
-        points = [_point(spot, store, anchors[id(spot)], kept[id(spot)], examples, most) for spot in listed]
-        traced = max(
-            (sum(o.trace is not None for o in point_outputs or ()) for point_outputs in kept.values()), default=0
-        )
-        panel_figures = _figures(panel, panel_places, store, anchors, kept) if panel.curves else []
-        panel_entries.append((_panel(panel, panel_places) | {"points": points, "traced": traced}, len(panel_figures)))
-        figures += panel_figures
-    code, stands = charts.embedded(figures) if figures else ("", [])
-    standing = iter(stands)
-    for entry, number in panel_entries:
-        first, *more = itertools.islice(standing, number) if number else ("",)
-        entry |= {"plot": first, "rejections": more}
+    groups = _groups(panels)
+    names = _anchors(main for main, _ in groups)
+    results = [_result(main, others, store, names, examples, most) for main, others in groups]
     settings = [path.with_suffix(".settings.gin") for path in (store, shards.file_of(store))]
     settings_path = next((path for path in settings if path.is_file()), settings[0])
     page = templates.environment().get_template("page.html")
     html: str = page.render(
-        title=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
+        title=headline.summary([main for main, _ in groups], [result["headline"] for result in results]),
+        subject=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
         counted=f"{sum(len(p.spots) + len(p.ends) for p in panels if not p.predicted)} points of {store}",
-        panels=[entry for entry, _ in panel_entries],
+        panels=results,
         environment=[*_environment(panels)],
         operative=settings_path.read_text("utf-8") if settings_path.is_file() else "",
         examples=examples,
         style=templates.style(),
-        script=charts.script() if figures else "",
-        charts=code,
     )
     return html
 
 
-def _figures(
-    panel: Panel, places: Places, store: Path, anchors: dict[int, str], kept: dict[int, list[Output] | None]
-) -> list[Any]:
-    """Returns a panel's trade-off and, of measured panels, the positions of rejections."""
-    commands = {id(spot): command(spot.records[0], store) for spot in (*panel.ends, *panel.spots)}
-    plot = charts.trade_off(places, metric_name(panel.metric), anchors, commands)
-    return [plot] if panel.predicted else [plot, *charts.rejections(places, kept)]
+def _groups(panels: Sequence[Panel]) -> list[tuple[Panel, list[Panel]]]:
+    """Returns each measured panel with the predicted panels of the same points; others have no predicted panels."""
+    groups: list[tuple[Panel, list[Panel]]] = []
+    for panel in sorted(panels, key=lambda panel: bool(panel.predicted)):
+        key = panel.records[0]["key"]  # a predicted record is a copy of a measured one, with the same key
+        partner = next((others for main, others in groups if key == main.records[0]["key"]), None)
+        if panel.predicted and partner is not None:
+            partner.append(panel)
+        else:
+            groups.append((panel, []))
+    return groups
+
+
+def _anchors(panels: Iterable[Panel]) -> dict[str, str]:
+    """Returns the id of the page's element with the outputs of each point, by the key of the point's first record."""
+    spots = [spot for panel in panels if not panel.predicted for spot in (*panel.ends, *panel.spots)]
+    return {spot.records[0]["key"]: f"point-{number}" for number, spot in enumerate(spots)}
+
+
+def _result(
+    panel: Panel, others: Sequence[Panel], store: Path, names: dict[str, str], examples: dict[str, list[str]], most: int
+) -> dict[str, Any]:
+    """Returns a panel's part of the page: its results, measured and predicted, and the outputs of its points."""
+    places = [significance.places(shown) for shown in (panel, *others)]
+    headlines = [headline.headline(*pair) for pair in zip((panel, *others), places, strict=True)]
+    views = [_view(*parts, store, names) for parts in zip((panel, *others), places, headlines, strict=True)]
+    listed = [] if panel.predicted else [*panel.ends, *panel.spots]
+    kept = {id(spot): _kept(store, spot.records[0]) for spot in listed}
+    traced = [sum(output.trace is not None for output in entry or ()) for entry in kept.values()]
+    return {
+        "title": panel.title(),
+        "headline": headlines[0],
+        "views": views,
+        "rejections": charts.rejections(places[0], kept) if panel.curves and listed else [],
+        "points": [
+            _point(spot, store, names[spot.records[0]["key"]], kept[id(spot)], examples, most) for spot in listed
+        ],
+        "traced": max(traced, default=0),
+    }
 
 
 def _kept(store: Path, record: Record) -> list[Output] | None:
@@ -112,19 +126,39 @@ def _kept(store: Path, record: Record) -> list[Output] | None:
         return None
 
 
-def _panel(panel: Panel, places: Places) -> dict[str, Any]:
-    caption = (
-        f"{panel.sizes()}. The green band is a loss of at most {places.margin:g}. Each interval is that of one point's "
-        f"difference to the target on the same examples; it does not account for the choice of α on them."
-    )
+def _view(panel: Panel, places: Places, said: Headline, store: Path, names: dict[str, str]) -> dict[str, Any]:
+    """Returns what depends on latencies: the result in words, the plot and the tables, measured or predicted."""
+    spots = [*panel.ends, *panel.spots]
+    anchors = {id(spot): names.get(spot.records[0]["key"], "") for spot in spots}
+    commands = {id(spot): command(spot.records[0], store) for spot in spots}
     timed = any(spot.latency for spot in panel.spots)
-    grids = table2.grids([panel], points=not timed)
-    seeds = max(spot.seeds for spot in (*panel.ends, *panel.spots))
-    several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first seed." * (
-        seeds > 1
-    )
-    entry = {"title": panel.title(), "caption": caption + several, "grids": grids, "verdict": _verdict(panel, places)}
-    return entry | {"curves": charts.curves_key(places), "beside": charts.ends_key(places, timed)}
+    seeds = max(spot.seeds for spot in spots)
+    caption = f"{panel.sizes()}; {bar_note(panel, places)}. Numbers at points: α or the stop threshold h."
+    several = f" Qualities are means over {seeds} seeds; outputs and commands are those of the first seed."
+    return {
+        "name": f"predicted for {panel.predicted}" if panel.predicted else f"measured on {panel.setting['device']}",
+        "said": said.text,
+        "doubt": _doubt(panel, places),
+        "plot": charts.trade_off(panel, places, anchors, commands) if panel.curves else None,
+        "caption": caption + several * (seeds > 1),
+        "grids": table2.grids([panel], points=not timed),
+    }
+
+
+def _doubt(panel: Panel, places: Places) -> str:
+    """Returns sentences on how the point of the headline was chosen, and on what is not certain about it."""
+    if places.chosen is None or places.chosen.latency is None:
+        return ""
+    near = f"within {places.margin:g} of the target's quality"
+    least = "at least the target's" if places.chosen.difference.value >= 0 else near
+    doubts = [f"that its quality is {near}"] * (not places.certain)
+    timed = panel.predicted or significance.tried(places.chosen.spot)
+    doubts += ["that it is faster"] * (places.chosen.latency.high >= 1 or not timed)
+    sentences = [
+        f"This is the fastest of {len(panel.spots)} points whose measured quality is {least}. It was chosen on the "
+        "same examples that it is judged on, which the intervals ignore."
+    ] * (len(panel.spots) > 1)
+    return " ".join(sentences + [f"It is not certain {' and '.join(doubts)}."] * bool(doubts))
 
 
 def _point(
@@ -163,8 +197,11 @@ def _cut(text: str) -> str:
 
 
 def _runs(output: Output) -> Iterator[tuple[str, str]]:
-    """Yields the CSS class and the text of each run of adjacent tokens that have the same source and round."""
-    begins = set(itertools.accumulate(output.rounds))
+    """Yields the CSS class and the text of each run of adjacent tokens that have the same source and round.
+
+    If every round wrote one token, as those of the target alone and of the draft alone, rounds do not separate runs.
+    """
+    begins = set(itertools.accumulate(output.rounds)) if max(output.rounds, default=0) > 1 else set()
     sources = output.sources or " " * len(output.pieces)
     shown, run, number = "", "", 0
     for place, (piece, source) in enumerate(zip(output.pieces, sources, strict=True)):
@@ -178,27 +215,6 @@ def _runs(output: Output) -> Iterator[tuple[str, str]]:
 def command(record: Record, store: Path) -> str:
     """Returns the command that runs a record's point again."""
     return f"{paths.command('run')} --from_record={record['key'][:12]} --store={shlex.quote(str(store))}"
-
-
-def _verdict(panel: Panel, places: Places) -> str:
-    """Returns sentences about a panel's fastest point whose loss of quality is within the margin."""
-    if not any(spot.latency for spot in panel.spots):
-        return "No latency was predicted." if panel.predicted else "No latency was measured."
-    if places.chosen is None or places.chosen.latency is None:
-        return f"No point is faster than the target and within {places.margin:g} of its {metric_name(panel.metric)}."
-    quick, loss = places.chosen.latency, places.chosen.difference
-    speed = charts.spanned(quick.inverse(), ".2f")
-    near = f"within {places.margin:g} of the target's quality"
-    slow = quick.high >= 1 or not significance.tried(places.chosen.spot)
-    doubts = [f"that its quality is {near}"] * (not places.certain) + ["that it is faster"] * slow
-    source = f"Predicted from the compiled program for {panel.predicted}, not measured: " if panel.predicted else ""
-    return (
-        f"{source}{places.chosen.spot.name()} is {speed} times as fast as the target alone, at "
-        f"{charts.spanned(loss, '+.2f')} "
-        f"{metric_name(panel.metric)}: the fastest of the points whose measured quality is {near}. "
-        + (f"It is not certain {' and '.join(doubts)}. " if doubts else "")
-        + "It was chosen on the same examples that it is judged on."
-    )
 
 
 def _environment(panels: Iterable[Panel]) -> Iterator[tuple[str, str]]:

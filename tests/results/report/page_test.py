@@ -2,15 +2,16 @@
 
 import dataclasses
 import html
+import json
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
-from speccascade_jax.results.analysis import significance
+from speccascade_jax.results.analysis import headline, significance
 from speccascade_jax.results.analysis.panels import panels
-from speccascade_jax.results.report import charts, page, printing
+from speccascade_jax.results.report import charts, page, printing, templates
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import read_records
@@ -101,9 +102,10 @@ def test_the_page_holds_every_point_with_its_command_and_outputs(plain):
     for record in records:
         assert f"--from_record={record['key'][:12]} --store={path}" in text
     shown = " ".join(read.shown)
-    assert "times as fast as the target alone" in shown or "No point is faster" in shown
+    (title,) = re.findall("<title>(.*)</title>", text)
+    assert html.unescape(title) == headline.headline(panels(records)[0]).text and title in text.partition("<h1>")[2]
     assert shown.count("drafted and kept") > 4 and "Configuration and machine" in shown
-    anchors = set(re.findall(r'"(point-\d+)"', text))  # targets of the links from the chart's points
+    anchors = set(re.findall(r'<a href="#(point-\d+)"', text))  # targets of the links from the chart's points
     assert anchors == {name for name in read.ids if re.fullmatch(r"point-\d+", name)}
 
 
@@ -139,8 +141,8 @@ def test_every_panel_has_a_verdict_even_without_outputs_or_times(tmp_path):
     untimed = [{k: v for k, v in record.items() if "latency" not in k} for record in sweep(temperature=0.0)]
     path = stored(tmp_path, [*sweep(), *untimed])
     text = page.write(panels(read_records(path)), path).read_text()
-    assert "Outputs were not kept" in text and text.count("No latency was measured.") == 1
-    assert text.count("times as fast as the target alone") + text.count("No point is faster than the target") == 1
+    assert "Outputs were not kept" in text and text.count("; no latency was measured.") == 1
+    assert "<h1>In 0 of 2" not in text and "of 2 settings, a method is measurably faster" in text.partition("</h1>")[0]
 
 
 @pytest.mark.parametrize(("noise", "certain"), [(0.1, True), (9.0, False)])
@@ -152,14 +154,51 @@ def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain)
     assert (places.chosen.difference.low > -1) == certain and places.chosen.difference.value > -1
     text = html.unescape(page.write([panel], tmp_path / "a.jsonl").read_text())
     doubt = "It is not certain that its quality is within 1 of the target's quality."
-    assert "the fastest of the points whose measured quality is within 1 of the target's quality." in text
     assert (doubt in text) == (not certain)
-    assert places.ring.endswith("(not certain)") == (not certain)
+    assert places.ring.endswith("(uncertain)") == (not certain)
+    assert "This is the fastest of" not in text, "there is no choice among one point"
     assert "certain that it is faster" not in text
     for entry in ("latency", "target_latency"):  # with a single trial there is no interval over trials
         records[1][entry]["per_example_ms"] = records[1][entry]["per_example_ms"][:1]
     once = html.unescape(page.write(panels(records), tmp_path / "b.jsonl").read_text())
     assert re.search("It is not certain (that its quality .* and )?that it is faster", once)
+
+
+def test_token_marks_are_explained_once_and_bars_only_where_rounds_write_blocks(tmp_path, trace):
+    path = stored(tmp_path, [*sweep()[:8], *sweep(temperature=0.0)[:8]], trace)
+    text = page.write(panels(read_records(path)), path).read_text()
+    assert text.count("<h2>Outputs</h2>") == 2 and text.count('class="legend"') == 1
+    block = kept(trace, 1, traced=0)[0]
+    single = dataclasses.replace(block, rounds=(1,) * len(block.pieces))
+    barred = [[name.endswith(" e") for name, _ in page._runs(output)] for output in (block, single)]
+    assert any(barred[0]) and not any(barred[1]) and not barred[0][0]
+    alone = dataclasses.replace(
+        trace, rounds=tuple(Round(entry.steps[:1], 0, 0, 1, False, False) for entry in trace.rounds)
+    )
+    shown = [templates.traces([entry]).partition("</p>")[2] for entry in (trace, alone)]
+    assert [len(re.findall(r'class="k \w e"', entry)) for entry in shown] == [len(trace.rounds) - 1, 0]
+
+
+def test_every_command_and_configuration_has_a_button_that_copies_it(plain):
+    text = plain[1]
+    assert text.count("<pre>") == text.count('class="copy"') > 2 * len(read_records(plain[0])) - 1
+    assert len(re.findall(r'<button [^>]*class="copy"[^>]*>copy</button><pre>', text)) == text.count("<pre>")
+
+
+def test_tables_scroll_beside_their_notes_and_say_so(plain):
+    tables = plain[1].count('class="wide"')
+    assert (
+        tables == len(re.findall(r'class="wide"[^>]*><table.*?</table></div>\s*<p class="cue', plain[1], re.DOTALL)) > 0
+    )
+
+
+def test_every_linked_point_shows_its_numbers_and_command(plain):
+    tips = [json.loads(html.unescape(entry)) for entry in re.findall(r"data-tips='(.*?)'", plain[1])]
+    records = read_records(plain[0])
+    assert len(tips[0]) == len(records) and set(tips[0]) == set(re.findall(r'<a href="#(point-\d+)"', plain[1]))
+    for record in records:
+        (tip,) = [tip for tip in tips[0].values() if record["key"][:12] in tip]
+        assert f"quality {record['quality']['value']:.2f}" in tip and "speed-up" in tip
 
 
 def test_damaged_outputs_raise_a_warning_and_the_rest_is_shown(tmp_path, trace):
