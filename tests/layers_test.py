@@ -31,7 +31,7 @@ ROWS = (
     ("preflight",),
 )
 LATE = {"llvmlite", "matplotlib", "orbax", "ray", "rouge_score", "scipy", "seqio", "tensorflow", "tensorflow_datasets"}
-LATE |= {"bokeh", "datasets", "huggingface_hub", "jinja2", "pyarrow", "tensorboardX", "tensorstore", "tokenizers"}
+LATE |= {"datasets", "huggingface_hub", "jinja2", "pyarrow", "tensorboardX", "tensorstore", "tokenizers"}
 """Packages that may be imported inside a function: slow to load, or an extra. So may our modules that import them."""
 LATE_ROOMS = ("results/report/figures", "runtime/products", "data/tasks/seqio_registry")
 
