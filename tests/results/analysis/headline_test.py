@@ -86,8 +86,8 @@ def test_target_and_draft_alone_are_no_result():
 
 
 def test_without_latencies_rejections_are_the_result():
-    records = copy.deepcopy([TARGET, sure(0.5, noise=3), point("opt", gain=-9, own=6)])
-    for record, rate in zip(records, (0, 0.25, 0.1), strict=True):
+    records = copy.deepcopy([TARGET, sure(0.5, noise=3), point("opt", gain=-9, own=6), point("chow", gain=2, own=7)])
+    for record, rate in zip(records, (0, 0.25, 0.1, 0.4), strict=True):
         for name in ("latency", "target_latency", "relative_latency"):
             del record[name]
         record["measures"]["rejection_rate"] = rate

@@ -106,14 +106,24 @@ def test_alphas_are_labels_at_points_that_cover_nothing(sweep):
     assert not [pair for pair in combinations(boxes, 2) if pair[0].shrunk(0.9, 0.9).overlaps(pair[1].shrunk(0.9, 0.9))]
 
 
+def test_the_ringed_alpha_has_its_symbol_in_the_middle_of_a_curve_too():
+    records = [
+        point("diff", gain=gain, ratio=ratio, own=n) for n, (gain, ratio) in enumerate([(1, 0.9), (2, 0.8), (-9, 0.7)])
+    ]
+    for record, alpha in zip(records, (0.1, 0.2, 0.3), strict=True):
+        record["point"]["alpha"] = alpha
+    _, places, axes = drawn([TARGET, *records])
+    assert places.chosen.spot.alpha == 0.2 and "α 0.2" in [text.get_text() for text in axes.texts]
+
+
 def test_labels_without_room_are_left_out_by_rank():
     _, plots = drawing.subplots(1, 1, (3, 3))
     axes = plots[0, 0]
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    crowd = [Label(0.5 + 0.01 * n, 0.5, f"{n}{n}{n}{n}", rank=n) for n in range(1, 10)]
+    crowd = [Label(0.5, 0.5, f"{n}{n}{n}{n}", rank=-abs(n - 8)) for n in range(1, 16)]
     drawing.label_points(axes, crowd)
     texts = [text.get_text() for text in axes.texts]
-    assert "9999" in texts and len(texts) < 9
+    assert "8888" in texts and len(texts) < 15
 
 
 def test_curves_differ_without_their_colours():
