@@ -1,9 +1,11 @@
-"""For the site: pages that lie beside docs/, and links that lead out of it to files of the repository."""
+"""For the site: pages that lie beside docs/, the notebook as a page, and links that lead out of it to files."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +14,70 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 """Files of the root -> what they are called in the site."""
-FOLDERS = {"Results": "results", "Decisions": "adr"}
+FOLDERS = {"Tables": "results", "Decisions": "adr"}
 """Entries of the navigation -> folders of docs/ whose pages they list."""
+NOTEBOOK = "afternoon.ipynb"
+"""The notebook of docs/, which the site also has as a page."""
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+
+_PICTURE = re.compile(r"!\[([^\]]*)\]\(([\w.-]+\.(?:png|svg))\)")
 
 
 def on_config(config: Any) -> Any:
     """Lists every page of a folder in the navigation, in the order of their names, the overview first."""
-    for entry in config.nav:
-        for title, folder in FOLDERS.items():
-            if title in entry:
-                names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
-                names.sort(key=lambda name: name != "README.md")
-                entry[title] = [f"{folder}/{name}" for name in names]
+    config.nav = [_entry(entry) for entry in config.nav]
     return config
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """Returns an entry of the navigation, with the pages of its folder, or of those of its entries."""
+    ((title, place),) = entry.items()
+    if isinstance(place, list):
+        return {title: [_entry(inner) for inner in place]}
+    if (folder := FOLDERS.get(title)) is None:
+        return entry
+    names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
+    names.sort(key=lambda name: name != "README.md")
+    return {title: [f"{folder}/{name}" for name in names]}
 
 
 def on_files(files: Files, config: Any) -> Files:
     for name, shown in PAGES.items():
         files.append(File.generated(config, shown, content=_relinked((ROOT / name).read_text(), ROOT, Path(shown))))
+    book = json.loads((ROOT / "docs" / NOTEBOOK).read_text(encoding="utf-8"))
+    files.append(File.generated(config, Path(NOTEBOOK).stem + ".md", content="\n\n".join(_cells(book))))
+    files.append(File.generated(config, "gallery.md", content="\n\n".join(_gallery())))
     for path in sorted(_asked_for()):
         files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))
     return files
+
+
+def _cells(book: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the Markdown of a notebook's cells and of their stored outputs; nbconvert would bring 30 packages."""
+    for cell in book["cells"]:
+        text = "".join(cell["source"])
+        yield text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        yield from map(_output, cell.get("outputs", ()))
+
+
+def _output(output: Mapping[str, Any]) -> str:
+    """Returns the Markdown of an output: HTML if it has some, otherwise its text."""
+    data = output.get("data", {})
+    if "text/html" in data:
+        return f'<div class="output">{"".join(data["text/html"])}</div>'
+    return f"```text\n{''.join(data.get('text/plain', output.get('text', ''))).rstrip()}\n```"
+
+
+def _gallery() -> Iterator[str]:
+    """Yields the Markdown of the gallery: every picture of a page of results, and the page's first command."""
+    yield "# Gallery\n\nEvery picture of the [results](results/README.md), with the command that draws it."
+    for page in sorted((ROOT / "docs" / "results").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        command = re.search(r"^(?:\.venv/bin/)?python -m .*$|`(python -m [^`]+)`", text, re.MULTILINE)
+        for _, name in _PICTURE.findall(text) if command else ():
+            words = (command[1] or command[0]).rstrip(" \\")
+            title = text.partition("\n")[0].removeprefix("# ")
+            yield f"## [{title}](results/{page.name})\n\n![{title}](results/{name})\n\n```sh\n{words}\n```"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
