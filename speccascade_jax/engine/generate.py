@@ -150,13 +150,24 @@ def _generate(
 
 
 def compiled_for(
-    engine: Engine, params: Params, prompt: Prompt, controls: Controls, *, max_new_tokens: int
+    engine: Engine,
+    params: Params,
+    prompt: Prompt,
+    controls: Controls,
+    *,
+    max_new_tokens: int,
+    options: dict[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """Compiles the program that `generate` runs and returns it; arrays may be given as `jax.ShapeDtypeStruct`s."""
+    """Compiles the program that `generate` runs and returns it; arrays may be given as `jax.ShapeDtypeStruct`s.
+
+    Args:
+        engine, params, prompt, controls, max_new_tokens: as for `generate`.
+        options: options of XLA, by name.
+    """
     rows = prompt.tokens.shape[0]
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
     static = {"max_new_tokens": max_new_tokens, "record": None, "level": 0}
-    return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile()
+    return _generate.lower(engine, params, prompt, seed, controls, ids, **static).compile(options)
 
 
 def compilations() -> int:

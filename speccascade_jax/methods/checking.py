@@ -3,9 +3,10 @@
 `tests/support/conformance.py` tests more properties of the package's own rules.
 """
 
-import itertools
 import warnings
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from scipy import stats
 from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.sampling import law_pair_of
 from speccascade_jax.core.types import LawPair, Prompt
-from speccascade_jax.engine.generate import generate
+from speccascade_jax.engine import generate
 from speccascade_jax.methods.build import assemble
 from speccascade_jax.methods.settings import TOKEN
 from speccascade_jax.models.fake import TableLM
@@ -31,6 +32,12 @@ _ENTRIES, _ROWS, _LENGTH = 6, 4000, 6
 _SAMPLINGS = ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8))
 _GREEDY = ((0.0, 1.0),)
 _WORST, _LEAST = 1e-5, 1e-5
+_PAIRS = 24
+"""Pairs of distributions of the identity's test."""
+_QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Options of XLA on a CPU: the check's programs run for less time than it would take to optimise them."""
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later releases have one code generator only
+    _QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
 def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) -> str:
@@ -76,8 +83,7 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     if moved <= _WORST:
         keeps = f"rule {rule.name!r} keeps every draft (π = q̃) on tables of {_ENTRIES} tokens"
         warnings.warn(f"{keeps}, so this check would miss errors: try other alphas", stacklevel=2)
-    cases = itertools.product((TOKEN, *JOINT), tried)
-    p_values = np.sort([p for way, alpha in cases for p in _p_values(rule, way, alpha, samplings, seed)])
+    p_values = np.sort([p for way in (TOKEN, *JOINT) for p in _p_values(rule, way, tried, samplings, seed)])
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
@@ -97,7 +103,15 @@ def _usual(rule: Rule) -> tuple[float, ...]:
     return tuple(low + (high - low) * share for share in (0.15, 0.5, 0.85))
 
 
-_laws = jax.jit(law_pair_of)
+def _options() -> dict[str, Any] | None:
+    return _QUICKLY if jax.default_backend() == "cpu" else None
+
+
+@lru_cache
+def _laws() -> jax.stages.Compiled:
+    """Returns the compiled `law_pair_of` of `_PAIRS` rows, so that the whole check compiles it once."""
+    logits = jax.ShapeDtypeStruct((_PAIRS, _ENTRIES), jnp.float32)
+    return jax.jit(law_pair_of).lower(logits, logits, make_controls(_PAIRS)).compile(_options())
 
 
 @partial(jax.jit, static_argnames="accept")
@@ -122,12 +136,12 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float
         ValueError: the deviation is larger than rounding explains.
     """
     rng = np.random.default_rng(0)
-    p = rng.normal(size=(24, _ENTRIES)).astype(np.float32) * 2
+    p = rng.normal(size=(_PAIRS, _ENTRIES)).astype(np.float32) * 2
     q = p + rng.normal(size=p.shape).astype(np.float32)
     q[0], p[1, :3], q[1, 3:] = p[0], -np.inf, -np.inf
-    temperature = np.tile(np.asarray([0.0] if rule.greedy_only else [0.0, 0.5, 1.0], np.float32), 24)[:24]
-    pair = _laws(q, p, make_controls(24, temperature=temperature))
-    implied, law = (np.asarray(x) for x in _implied(accept, pair, jnp.full((24, 1), alpha, jnp.float32)))
+    temperature = np.tile(np.asarray([0.0] if rule.greedy_only else [0.0, 0.5, 1.0], np.float32), _PAIRS)[:_PAIRS]
+    pair = _laws()(q, p, make_controls(_PAIRS, temperature=temperature))
+    implied, law = (np.asarray(x) for x in _implied(accept, pair, jnp.full((_PAIRS, 1), alpha, jnp.float32)))
     worst = float(np.abs(implied - law).max())
     if not worst <= _WORST:
         raise ValueError(
@@ -138,24 +152,34 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float
     return worst, float(np.abs(law[0] - np.asarray(pair.q_tilde)).max())
 
 
-def _p_values(rule: Rule, verify: str, alpha: float, samplings: Any, seed: int) -> list[float]:
-    """Returns a chi-square p-value for each sampling setting; it tests the tokens that follow each token."""
+def _p_values(rule: Rule, verify: str, alphas: Sequence[float], samplings: Any, seed: int) -> list[float]:
+    """Returns a chi-square p-value for each α and sampling; it tests the tokens that follow each token."""
     rng = np.random.default_rng(3)
     p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
     q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
     engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3, verify=verify)
-    rows = _ROWS * len(samplings)
-    temperature, top_p = (np.repeat(np.asarray(column, np.float32), _ROWS) for column in zip(*samplings, strict=True))
-    controls = make_controls(rows, alpha=alpha, temperature=temperature, top_p=top_p)
+    # One call for each sampling, as a batch in which one row uses top-p computes thresholds for all rows.
+    rows = _ROWS * len(alphas)
+    alpha = np.repeat(np.asarray(alphas, np.float32), _ROWS)
+    controls = [make_controls(rows, alpha=alpha, temperature=heat, top_p=share) for heat, share in samplings]
     prompt = Prompt(jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows,), jnp.int32))
-    tokens = np.asarray(generate(engine, params, prompt, seed, controls=controls, max_new_tokens=_LENGTH).tokens)
-    p_values = []
-    for number, (heat, share) in enumerate(samplings):
-        part = tokens[number * _ROWS : (number + 1) * _ROWS]
-        pair = _laws(q, p, make_controls(_ENTRIES, temperature=heat, top_p=share))
-        law = np.asarray(rule.target_law(pair, jnp.full((_ENTRIES, 1), alpha, jnp.float32)), np.float64)
-        p_values.append(_p_value(part, law / law.sum(-1, keepdims=True)))
+    program = generate.compiled_for(engine, params, prompt, controls[0], max_new_tokens=_LENGTH, options=_options())
+    p_values = list[float]()
+    for numbers, sampling in zip(controls, samplings, strict=True):
+        output = program(params, prompt, np.uint32(seed), numbers, generate.row_ids(None, prompt))
+        parts = np.asarray(output.tokens).reshape(len(alphas), _ROWS, _LENGTH)
+        laws = [_law(rule, q, p, number, *sampling) for number in alphas]
+        p_values += map(_p_value, parts, laws)
     return p_values
+
+
+def _law(rule: Rule, q: np.ndarray, p: np.ndarray, alpha: float, temperature: float, top_p: float) -> np.ndarray:
+    """Returns the rule's `π` in float64 for every row of the tables, `[_ENTRIES, _ENTRIES]`."""
+    missing = [(0, _PAIRS - _ENTRIES), (0, 0)]
+    controls = make_controls(_PAIRS, temperature=temperature, top_p=top_p)
+    pair = _laws()(np.pad(q, missing), np.pad(p, missing), controls)
+    law = np.asarray(rule.target_law(pair, jnp.full((_PAIRS, 1), alpha, jnp.float32)), np.float64)[:_ENTRIES]
+    return np.asarray(law / law.sum(-1, keepdims=True))
 
 
 def _p_value(tokens: np.ndarray, law: np.ndarray) -> float:
