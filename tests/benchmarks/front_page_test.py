@@ -15,7 +15,7 @@ def test_the_readmes_picture_and_table_come_from_one_store():
     remedy = "run python -m benchmarks.front_page --draw"
     assert front_page.written(page, front_page.parts(panel)) == page, remedy
     assert significance.trial_noise(panel) < significance.BUSY_TRIAL and significance.noise(panel) < significance.BUSY
-    with pytest.raises(ValueError, match="no marker '<!-- measured: caption -->'"):
+    with pytest.raises(ValueError, match="no marker '<!-- measured: claim -->'"):
         front_page.written("# A page", front_page.parts(panel))
 
 
