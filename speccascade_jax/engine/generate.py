@@ -160,9 +160,7 @@ def compiled_for(
 ) -> jax.stages.Compiled:
     """Compiles the program that `generate` runs and returns it; arrays may be given as `jax.ShapeDtypeStruct`s.
 
-    Args:
-        engine, params, prompt, controls, max_new_tokens: as for `generate`.
-        options: options of XLA, by name.
+    `options` are options of XLA, by name.
     """
     rows = prompt.tokens.shape[0]
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
