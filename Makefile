@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# what compiles one program after another keeps hardly more than one core busy
-TEST_PROCESSES ?= 2
+# What compiles one program after another keeps hardly more than one core busy; a process needs up to 3 GB.
+TEST_PROCESSES ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : cores > 4 ? 4 : cores)))
 IN_PROCESSES := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 # for the newest JAX: a Python above the one that constraints.txt was tried with (a name on PATH may lead nowhere)
 NEWER ?= $(shell for each in python3.13 python3.12 $(foreach n,13 12,$(wildcard $(HOME)/.pyenv/versions/3.$(n).*/bin/python3)); do \

@@ -28,7 +28,7 @@ def test_whole_sequences_have_the_rules_distribution(name, way):
 
 @many_rows
 @pytest.mark.laws
-@pytest.mark.parametrize(("way", "rows"), [("token", 7_000), ("block", 5_000), ("tree", 3_000)])
+@pytest.mark.parametrize(("way", "rows"), [("token", 4_000), ("block", 3_000), ("tree", 2_000)])
 def test_rows_under_different_deferral_rules_have_their_distributions(way, rows):
     rules = [rule for rule in SAMPLED if rule.deferral is not None]
     conformance.check_sequence_laws(rules, rows=rows, **WAYS[way])
