@@ -20,11 +20,11 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.results.analysis import example_diff
 from speccascade_jax.results.analysis.panels import read_points
 from speccascade_jax.results.store.result_store import Record
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("first", help="a point: method, method@α, or the beginning of its key")
     parser.add_argument("second", help="the point to compare with it")

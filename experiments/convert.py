@@ -29,7 +29,7 @@ from rich.table import Table
 
 from speccascade_jax.checkpoints import converting, native, reading
 from speccascade_jax.results.report.printing import clock_time
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage.locks import LockedError
 
 
@@ -106,9 +106,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__, prog="python -m experiments.convert")
     parser.add_argument("source", metavar="SOURCE", help="the checkpoint: a directory, a file, or a name on the hub")
     parser.add_argument("destination", metavar="DESTINATION", nargs="?", help="the directory to create")
     parser.add_argument(

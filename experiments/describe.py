@@ -28,7 +28,7 @@ from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.families import PRESETS
 from speccascade_jax.models.t5 import T5
 from speccascade_jax.results.report.tables.grid import Grid
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.runtime import mesh as meshes
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -112,11 +112,7 @@ def _beyond(name: str, model: DecoderLM | T5, length: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=f"presets: {', '.join(PRESETS)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = arguments.parser(__doc__, epilog=f"presets: {', '.join(PRESETS)}")
     about = "a preset's name, the path of a checkpoint, or a name on the hub"
     parser.add_argument("models", nargs="+", metavar="MODEL", help=about)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 8)")

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from speccascade_jax.core.names import hint
 from speccascade_jax.data import directory, fetching
 from speccascade_jax.data.public_sources import DATA_SETS
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import expanded
 
@@ -87,11 +87,7 @@ def _fetch(names: Sequence[str], folder: Path, github: str) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.fetch_data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = arguments.parser(__doc__, prog="python -m experiments.fetch_data")
     parser.add_argument("names", metavar="NAME", nargs="*", help="a data set (default: all)")
     parser.add_argument("--to", metavar="FOLDER", help="the data directory (default: that of SPECCASCADE_DATA)")
     parser.add_argument("--list", action="store_true", help="list the data sets, and stop")

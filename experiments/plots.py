@@ -27,7 +27,7 @@ from speccascade_jax.results.analysis import families, histograms, panels
 from speccascade_jax.results.report import predicting
 from speccascade_jax.results.report.figures import fronts, studies, tradeoff
 from speccascade_jax.results.store import result_store
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage.files import expanded
 
 
@@ -73,7 +73,7 @@ def _complete(*arguments: Any) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument(
         "--histograms", action="store_true", help="draw the histograms of survey.py's files: one panel per file"

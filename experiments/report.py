@@ -18,12 +18,12 @@ from typing import Any
 from speccascade_jax.core.checks import whole
 from speccascade_jax.results.analysis.panels import MIXABLE, TOGETHER, panels, read_points
 from speccascade_jax.results.report import page, predicting
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage.files import expanded
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--output", help="the file to write (default: <store>.html beside the store)")
     parser.add_argument(

@@ -28,12 +28,12 @@ from speccascade_jax.results.analysis.panels import read_points
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import Record
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage.files import expanded, make_folder, rewrite, write_atomically
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("records", help="a store (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument(
         "--metrics", default="chrf", help=f"one or more metrics, separated by commas: {', '.join(quality.METRICS)}"

@@ -55,7 +55,7 @@ from speccascade_jax.results.report import predicting, printing
 from speccascade_jax.results.report.tables import levels, selection, speed, stopping, table2
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.results.store import result_store
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.storage import files
 
 LEVELS, SELECTION, SPEED = "levels", "selection", "speed"
@@ -173,7 +173,7 @@ def _measured(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("records", nargs="+", help="result files (JSON lines) that sweep.py or run.py wrote")
     parser.add_argument("--format", choices=("terminal", "markdown", "latex", "csv"), default="terminal")
     parser.add_argument("--output", help="write to this file instead of printing")

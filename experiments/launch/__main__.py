@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from experiments.launch import accelerators, preflight, steps
 from experiments.launch.launchers import LAUNCHERS, Launcher, Option
 from speccascade_jax.core.checks import whole
-from speccascade_jax.runtime import interrupts
+from speccascade_jax.runtime import arguments, interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,9 +115,7 @@ def _uncommitted() -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__, prog="python -m experiments.launch")
     places = parser.add_subparsers(dest="where", required=True, metavar="WHERE")
     for name, launcher in LAUNCHERS.items():
         place = places.add_parser(name, help=launcher.steps.__doc__)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speccascade_jax.core.names import hint
+from speccascade_jax.runtime.arguments import print_version
 from speccascade_jax.runtime.paths import share_root
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(listing())
         return
+    print_version(arguments[:1])
     name, *rest = arguments
     if name not in known:
         sys.exit(f"error: unknown command {name!r}: {hint(name, known)}speccascade --help lists all commands")
