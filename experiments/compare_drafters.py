@@ -18,7 +18,7 @@ more drafter. Records go to `compare.output`; a killed run resumes. To print the
     --gin.compare.dry_run=True                              list the points
 """
 
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, short_flags
 from speccascade_jax.selection import report
 
 EXAMPLE = (
@@ -26,4 +26,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(report.compare, EXAMPLE)
+    gin_flags.main(report.compare, EXAMPLE, sizes=short_flags.SIZES)

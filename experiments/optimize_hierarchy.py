@@ -24,7 +24,7 @@ Other settings, with their defaults:
 """
 
 from speccascade_jax.hierarchy import optimizing
-from speccascade_jax.runtime import gin_flags, interrupts
+from speccascade_jax.runtime import gin_flags, interrupts, short_flags
 
 EXAMPLE = (
     "python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin "
@@ -32,4 +32,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(optimizing.optimize, EXAMPLE, interrupts.ANEW)
+    gin_flags.main(optimizing.optimize, EXAMPLE, interrupts.ANEW, sizes=short_flags.SIZES)

@@ -40,19 +40,20 @@ from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.preflight.topologies import mesh_of
 from speccascade_jax.results.report.tables.grid import Grid
-from speccascade_jax.runtime import gin_flags, interrupts, own_files
+from speccascade_jax.runtime import gin_flags, interrupts, own_files, short_flags
 from speccascade_jax.runtime import mesh as meshes
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 from speccascade_jax.training.finetune import trainer
 
 EXAMPLE = "python -m experiments.preflight --gin_file=configs/quickstart.gin --topology=v5e"
 DOES_NOT_FIT = 3
+SHORT = short_flags.Offered(function=experiment.sweep, without=("output",), sizes=short_flags.SIZES)
 _BEGIN = r'\{\n "preflight": '
 
 
 def main() -> None:
     """Reads the command line and compiles."""
-    gin_flags.define_flags()
+    gin_flags.define_flags(SHORT)
     flags.DEFINE_string("topology", "v5e", "devices: CHIP or CHIP:SIZES, such as v5e:2x4", module_name=sys.argv[0])
     flags.DEFINE_list("mesh", None, "devices for rows and for the model: 1,4 (the gin files' mesh)",
                       module_name=sys.argv[0])  # fmt: skip
@@ -71,7 +72,7 @@ def main() -> None:
 
 def _run(argv: list[str]) -> None:
     with gin_flags.one_line_errors():
-        gin_flags.read_alone(EXAMPLE)
+        gin_flags.read_alone(EXAMPLE, SHORT)
         entry = preflight_training if flags.FLAGS.part == "train" else preflight
         status = entry(flags.FLAGS.topology, _mesh(flags.FLAGS.mesh), flags.FLAGS.prompt_length, flags.FLAGS.output)
     sys.exit(status)

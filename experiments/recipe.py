@@ -23,4 +23,5 @@ def finish(status: int) -> None:
 
 if __name__ == "__main__":
     example = "python -m experiments.recipe --gin_file=configs/paper1/t5_xsum.gin"
-    gin_flags.main(recipe.run, example, after=finish)
+    sizes = {"quick": "configs/paper1/sizes/rehearsal.gin", "full": ""}  # the recipes have the published sizes
+    gin_flags.main(recipe.run, example, after=finish, sizes=sizes)

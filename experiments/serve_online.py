@@ -13,10 +13,10 @@ times. The command prints time per token and regret per query, before and after 
     --gin.serve.output="'results/online'"          another folder
 """
 
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, short_flags
 from speccascade_jax.selection import serving
 
 EXAMPLE = "python -m experiments.serve_online --gin_file=configs/paper5_online.gin"
 
 if __name__ == "__main__":
-    gin_flags.main(serving.serve, EXAMPLE)
+    gin_flags.main(serving.serve, EXAMPLE, sizes=short_flags.SIZES)

@@ -28,7 +28,7 @@ Other settings, with their defaults:
 """
 
 from speccascade_jax.evaluation.studies.survey import surveying
-from speccascade_jax.runtime import gin_flags, interrupts
+from speccascade_jax.runtime import gin_flags, interrupts, short_flags
 
 EXAMPLE = (
     "python -m experiments.survey --gin_file=gin/survey.gin --gin_file=gin/models/tatoeba_en_de.gin "
@@ -36,4 +36,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(surveying.survey, EXAMPLE, interrupts.ANEW)
+    gin_flags.main(surveying.survey, EXAMPLE, interrupts.ANEW, sizes=short_flags.SIZES)

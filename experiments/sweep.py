@@ -37,7 +37,7 @@ from speccascade_jax.preflight import costs
 from speccascade_jax.preflight.chips import chip_of
 from speccascade_jax.results.analysis import panels
 from speccascade_jax.results.report import predicting, printing
-from speccascade_jax.runtime import gin_flags, hosts
+from speccascade_jax.runtime import gin_flags, hosts, short_flags
 
 for flag, meaning in predicting.FLAGS.items():
     flags.DEFINE_string(flag, None, meaning)
@@ -73,4 +73,5 @@ if __name__ == "__main__":
     example = "python -m experiments.sweep --gin_file=configs/quickstart.gin"
     shards = {"shard_id": "number of the part to measure, from 0", "num_shards": "number of parts"}
     traces = {"profile_at": "folder, local or gs://, for an xprof trace of the first point that is measured"}
-    gin_flags.main(experiment.sweep, example, numbers=shards, texts=traces, together=True, after=_predict)
+    short = {"sizes": short_flags.SIZES, "default": "configs/quickstart.gin"}
+    gin_flags.main(experiment.sweep, example, numbers=shards, texts=traces, together=True, after=_predict, **short)

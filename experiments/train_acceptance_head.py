@@ -22,10 +22,11 @@ import json
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_flags, interrupts, malloc
+from speccascade_jax.runtime import gin_flags, interrupts, malloc, short_flags
 from speccascade_jax.training.heads import report, train
 
-gin_flags.define_flags()
+SHORT = short_flags.Offered(function=train.HeadTrainer)
+gin_flags.define_flags(SHORT)
 MODE = flags.DEFINE_enum("mode", "train", ["train", "report"], "train: train or resume. report: evaluate the heads.")
 
 
@@ -33,7 +34,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read_alone("python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin")
+        gin_flags.read_alone(
+            "python -m experiments.train_acceptance_head --gin_file=gin/train_acceptance_head.gin", SHORT
+        )
         if MODE.value == "train":
             print(json.dumps(gin.get_configurable(train.HeadTrainer)().run(), indent=1))
         else:

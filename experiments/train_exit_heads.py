@@ -23,17 +23,18 @@ import json
 import gin
 from absl import app, logging
 
-from speccascade_jax.runtime import gin_flags, interrupts, malloc
+from speccascade_jax.runtime import gin_flags, interrupts, malloc, short_flags
 from speccascade_jax.training import exits
 
-gin_flags.define_flags()
+SHORT = short_flags.Offered(function=exits.ExitTrainer)
+gin_flags.define_flags(SHORT)
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read_alone("python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin")
+        gin_flags.read_alone("python -m experiments.train_exit_heads --gin_file=gin/train_exit_heads.gin", SHORT)
         print(json.dumps(gin.get_configurable(exits.ExitTrainer)().run(), indent=1))
 
 

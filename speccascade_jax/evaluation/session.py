@@ -325,7 +325,8 @@ def load_examples(task: Task, asked: Evaluation) -> list[Example]:
     if len(examples) < wanted:
         raise ValueError(
             f"{task.name} has {len(examples)} examples in split {asked.split!r}, fewer than "
-            f"the {wanted} requested: lower quality_examples, latency_examples or first_example "
+            f"the {wanted} requested: lower quality_examples, latency_examples or first_example, for example "
+            f"--gin.Evaluation.quality_examples={len(examples)} --gin.Evaluation.latency_examples={len(examples)} "
             f"(for a calibration: search_examples, test_examples or held_out_examples)"
         )
     return examples

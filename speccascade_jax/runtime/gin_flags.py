@@ -1,6 +1,7 @@
 """Command line of the experiments, with the gin flags of T5X: `--gin_file`, `--gin.NAME=VALUE`, `--gin_search_paths`.
 
-An experiment calls `main(function, example)`. Gin supplies the arguments of `function` from gin files and flags.
+An experiment calls `main(function, example)`. Gin supplies the arguments of `function` from gin files and flags. Short
+flags such as `--task` follow from the signature of `function` (`shorthands`).
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from absl import app, flags, logging
 
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import shown
-from speccascade_jax.runtime import gin_errors, hosts, interrupts, legacy_gin, own_files
+from speccascade_jax.runtime import arguments, gin_errors, hosts, interrupts, legacy_gin, own_files, short_flags
 from speccascade_jax.runtime.paths import share_root
 from speccascade_jax.storage.buckets import BucketPath, is_bucket
 from speccascade_jax.storage.files import expanded
@@ -68,12 +69,26 @@ def said(error: Exception) -> str:
 _EXPECTED = (ValueError, TypeError, ArithmeticError, OSError, RuntimeError, ImportError)
 
 
-def define_flags() -> None:
-    """Declares the gin flags of T5X, which `--help` then lists; does nothing if they are declared already."""
+def define_flags(short: short_flags.Offered | None = None) -> None:
+    """Declares the gin flags of T5X and the short flags, which `--help` then lists.
+
+    Flags that are declared already stay as they are.
+    """
     if "gin_file" in flags.FLAGS:
         return
     for define, name, default, text in _FLAGS:
         define(name, default, text, module_name=sys.argv[0])
+    if short:
+        short.define()
+        if "--help" in sys.argv:
+            _explain(short)
+
+
+def _explain(short: short_flags.Offered) -> None:
+    """Adds the short flags to the text of `--help`, below its first line."""
+    started = sys.modules["__main__"]
+    title, _, remaining = (started.__doc__ or "").partition("\n")
+    started.__doc__ = "\n".join(filter(None, [title, short.help_text(), remaining]))
 
 
 _PROCESSES = ("coordinator_address", "process_count", "process_index")
@@ -86,6 +101,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_multi_string, "import", [],
      "your Python file, for example my_rules.py; gin files name its contents my_rules.NAME"),
     (flags.DEFINE_bool, "debug", False, "show the full trace of an error"),
+    (flags.DEFINE_bool, "version", False, "print the version and end"),
     (flags.DEFINE_bool, "multiprocess", False, "join the other processes; TPU pods and SLURM need no flag"),
     (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name for --multiprocess"),
     (flags.DEFINE_string, "coordinator_address", None, "host:port of the first process, if there are several"),
@@ -112,9 +128,20 @@ def join(together: bool, example: str) -> None:
 
 
 def parse_gin(
-    files: Sequence[str], bindings: Sequence[str] = (), search_paths: Sequence[str] = (), text: str = ""
+    files: Sequence[str],
+    bindings: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
+    text: str = "",
+    derived: Callable[[Sequence[str]], list[str]] | None = None,
 ) -> None:
     """Reads gin files and their includes, then `text`, then bindings, and locks gin's configuration.
+
+    Args:
+        files: the gin files.
+        bindings: the settings of the command line, each as "NAME = VALUE".
+        search_paths: folders of gin files.
+        text: a recorded configuration.
+        derived: returns further bindings, which may depend on what gin has read by then.
 
     Raises:
         ValueError: a name is unknown, a required value is missing, a value has the wrong type, the syntax is wrong, or
@@ -136,14 +163,20 @@ def parse_gin(
     if text:
         with _explained(_RECORDED):
             gin.parse_config(legacy_gin.current(text, _RECORDED))
-    try:  # joined, because `bindings` may be the lines of a file, and one statement may span several lines
-        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))
-    except Exception as error:
-        raise ValueError(gin_errors.explained_flag(error, bindings)) from error
+    _parse_bindings(bindings)
+    if derived:
+        _parse_bindings(derived(bindings))
     with _explained():
         gin.finalize()
         gin_errors.check()
         gin_errors.check_macros(bindings)
+
+
+def _parse_bindings(bindings: Sequence[str]) -> None:
+    try:  # joined, because `bindings` may be the lines of a file, and one statement may span several lines
+        gin.parse_config(legacy_gin.current("\n".join(bindings), "--gin"))
+    except Exception as error:
+        raise ValueError(gin_errors.explained_flag(error, bindings)) from error
 
 
 _RECORDED = "the record's configuration"
@@ -216,14 +249,14 @@ def _check_content(path: str) -> None:
         raise ValueError(f"{path} is empty: it sets nothing; name another gin file, or write it again")
 
 
-def read_alone(example: str) -> None:
+def read_alone(example: str, short: short_flags.Offered | None = None) -> None:
     """Reads the gin files like `read`, for a command that runs in one process only, such as training.
 
     Raises:
         ValueError: flags or the environment name other processes, or `read` raises it.
     """
     _check_alone(example)
-    read(example)
+    read(example, short=short)
 
 
 def _check_alone(example: str) -> None:
@@ -231,12 +264,13 @@ def _check_alone(example: str) -> None:
     hosts.check_alone(example.partition(" --")[0], {name: flags.FLAGS[name].value for name in names})
 
 
-def read(example: str, recorded: Callable[[], str] | None = None) -> None:
+def read(example: str, recorded: Callable[[], str] | None = None, short: short_flags.Offered | None = None) -> None:
     """Imports the user's own files and reads the gin files that the command line names.
 
     Args:
         example: a working command line, shown if no gin file is named.
         recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
+        short: the short flags of the command, which become gin bindings.
 
     Raises:
         ValueError: no gin file is named, `parse_gin` raises it, or another process has read other settings.
@@ -244,13 +278,26 @@ def read(example: str, recorded: Callable[[], str] | None = None) -> None:
     """
     own_files.load_again(flags.FLAGS["import"].value or ())
     text = recorded() if recorded else ""
-    if not (text or flags.FLAGS.gin_file):
-        raise ValueError(f"name at least one --gin_file; for example: {example}; --help lists all flags")
-    parse_gin(flags.FLAGS.gin_file, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text)
+    files: Sequence[str] = short.files(flags.FLAGS.gin_file) if short else flags.FLAGS.gin_file
+    if not text:
+        _check_named(files, example)
+
+    def derived(typed: Sequence[str]) -> list[str]:
+        lines = short.bindings(typed, again=bool(text)) if short else []
+        # `on_command_line` reads them there
+        flags.FLAGS["gin_bindings"].value = [*typed, *lines]
+        return lines
+
+    parse_gin(files, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text, derived)
     if hosts.many():
         values = _settings()
         portable = {name: repr(_portable(value)) for name, value in values.items()}
         hosts.check_same({name: repr(value) for name, value in values.items()}, portable)
+
+
+def _check_named(files: Sequence[str], example: str) -> None:
+    if not files:
+        raise ValueError(f"name at least one --gin_file; for example: {example}; --help lists all flags")
 
 
 _MAY_DIFFER = {
@@ -315,6 +362,7 @@ def main(
     together: bool = False,
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
+    **offered: Any,
 ) -> None:
     """Parses the command line and calls `function` with gin's arguments; an error prints one line, not a traceback.
 
@@ -327,8 +375,10 @@ def main(
         together: whether several connected processes may run `function`; if not, several processes are an error.
         recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
         after: called with the result of `function`.
+        offered: fields of `short_flags.Offered`, such as a default gin file.
     """
-    define_flags()
+    short = short_flags.Offered(function=function, **offered)
+    define_flags(short)
     if "--help" in sys.argv:
         started = sys.modules["__main__"]
         started.__doc__ = (started.__doc__ or "") + settings(function)
@@ -339,12 +389,13 @@ def main(
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
-        if len(argv) > 1 or not (flags.FLAGS.gin_file or recorded):
-            wrong = f"unexpected argument {argv[1]!r}" if len(argv) > 1 else "name at least one --gin_file"
-            sys.exit(f"error: {wrong}; for example: {example}; --help lists all flags")
+        if len(argv) > 1:
+            sys.exit(f"error: unexpected argument {argv[1]!r}; for example: {example}; --help lists all flags")
         with hosts.together(), one_line_errors():
+            if recorded is None:
+                _check_named(short.files(flags.FLAGS.gin_file), example)
             join(together, example)
-            read(example, recorded)
+            read(example, recorded, short)
             asked = {name: flags.FLAGS[name].value for name in (*(numbers or {}), *(texts or {}))}
             result = _bound(function, example)(**{name: value for name, value in asked.items() if value is not None})
             if after:
@@ -369,6 +420,7 @@ def run_app(run: Callable[[list[str]], Any], resume: str) -> None:
 
 
 def _parse_flags(args: Sequence[str]) -> list[str]:
+    arguments.print_version(args)
     try:
         return app.parse_flags_with_usage(rewrite_arguments(args))
     except ValueError as error:
