@@ -104,6 +104,12 @@ def enumerate_points(
     return groups
 
 
+def beside(mine: Sequence[str | Settings], known: Sequence[str | Settings]) -> tuple[str | Settings, ...]:
+    """Returns the `methods` of a sweep that compares methods of your own with known ones, which are named once."""
+    validate_types.check(beside, locals())
+    return (*mine, *(method for method in known if method not in mine))
+
+
 def _alone(pair: ModelPair) -> tuple[str, ...]:
     """Returns the methods with one model: the target alone, and the draft alone unless it needs its target to write."""
     if pair.draft is None or is_derived(pair.draft):

@@ -8,6 +8,7 @@ import gin
 import numpy as np
 import pytest
 
+import speccascade_jax
 from speccascade_jax.data.vocabularies import load
 from speccascade_jax.runtime import gin_flags, own_files
 from speccascade_jax.runtime.paths import repository_root
@@ -27,6 +28,7 @@ def _call(*command: str, folder=ROOT) -> subprocess.CompletedProcess:
 FLAGS = dict.fromkeys((
     "run", "sweep", "profiling", "survey", "calibrate", "spec_bench", "make_acceptance_data",
     "train_exit_heads", "optimize_hierarchy", "make_selection_data", "compare_drafters", "serve_online", "recipe",
+    "rules",
 ), "gin_file") | {
     "tables": "format", "plots": "format", "show": "alpha", "convert": "dry-run", "describe": "block-size",
     "train_acceptance_head": "mode", "finetune": "mode", "train_vocab": "output", "count_bigrams": "output",
@@ -75,11 +77,20 @@ def test_help_explains_the_script_with_an_example(name, said):
     assert f"--{FLAGS[name]}" in said[name]
     if FLAGS[name] == "gin_file" and name != "train_exit_heads":  # this script has its own main
         assert "Settings, each as --gin.NAME=VALUE" in said[name]
+        assert said[name].index("Short flags:") < said[name].index(f"python -m experiments.{name}")
         # help also shows fields of nested settings
         assert {"recipe": "Step.command"}.get(name, "ModelPair.draft_dtype") in said[name]
 
 
-TOGETHER = {"run", "sweep", "finetune"}
+@pytest.mark.tools
+def test_every_command_prints_the_version_and_ends():
+    pages = _pages(FLAGS, "--version")
+    assert list(pages) == list(FLAGS)
+    for name, page in pages.items():
+        assert page.splitlines()[1] == f"speccascade_jax {speccascade_jax.__version__}", name
+
+
+TOGETHER = {"run", "sweep", "rules", "finetune"}
 """Commands that several processes may run together (docs/pods.md)."""
 ALONE = [name for name, flag in FLAGS.items() if flag in ("gin_file", "mode") and name not in TOGETHER]
 OTHERS = "--coordinator_address=localhost:1", "--process_count=2", "--process_index=1"

@@ -1,0 +1,41 @@
+r"""Measure rules of your own beside all rules of Narasimhan et al. (2024); print the table, plot and report.
+
+    python -m experiments.rules my_rules.FAVOURITE
+    python -m experiments.rules my_rules.FAVOURITE --task=mine.csv
+    python -m experiments.rules my_rules.FAVOURITE my_rules.SECOND --alphas=my_rules.FAVOURITE:0.2,0.8
+    python -m experiments.rules my_rules.FAVOURITE --quick         a first look
+
+The names of your rules come first. A file my_rules.py in the current folder is imported by itself; --import names one
+elsewhere. The command is a sweep of configs/rules.gin, whose settings apply; another --gin_file may replace that file.
+A killed sweep resumes, and a table of two rules comes from one command with both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.runtime import gin_flags, short_flags
+
+EXAMPLE = "python -m experiments.rules my_rules.FAVOURITE --task=mine.csv"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the sweep of the rules that the first words of the command line name."""
+    rules = tuple(itertools.takewhile(lambda word: not word.startswith("-"), argv[1:]))
+    flags = argv[1 + len(rules) :]
+    if not (rules or {"--help", "--helpfull", "--version"} & {*flags}):
+        sys.exit(f"error: name your rules before all flags; for example: {EXAMPLE}; --help lists all flags")
+    files = dict.fromkeys(f"{name.rpartition('.')[0]}.py" for name in rules)
+    imports = [f"--import={file}" for file in files if Path(file).is_file()]
+    sys.argv = [argv[0], *imports, f"--gin.MINE={rules!r}", *flags]
+    about = [name.rpartition(".")[2] for name in rules]
+    short = {"sizes": short_flags.SIZES, "default": "configs/rules.gin", "about": about, "without": ("methods",)}
+    gin_flags.main(experiment.sweep, EXAMPLE, together=True, **short)
+
+
+if __name__ == "__main__":
+    main(sys.argv)
