@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 WHERE = """(() => {
-  const link = document.querySelectorAll(".plot svg a")[3], box = link.getBoundingClientRect();
-  const anchor = link.getAttribute("href").slice(1);
-  return JSON.stringify({x: box.x + box.width / 2, y: box.y + box.height / 2, anchor});
+  const anchor = "point-2", box = document.querySelector(`.plot svg a[href="#${anchor}"]`).getBoundingClientRect();
+  const name = document.querySelector(`#${anchor} summary b`).textContent;
+  return JSON.stringify({x: box.x + box.width / 2, y: box.y + box.height / 2, anchor, name});
 })()"""
 HOVERED = """(document.querySelector(".plot > .w:not([hidden])") || {textContent: ""}).textContent"""
 SEEN = """JSON.stringify({open: [...document.querySelectorAll("details[open]")].map(e => e.id), hash: location.hash,
