@@ -16,7 +16,7 @@ from speccascade_jax.runtime import hosts, shorthands
 SIZES: Mapping[str, str] = {"quick": "configs/sizes/quick.gin", "full": "configs/sizes/published.gin"}
 """Flags that set the numbers of examples, and the gin files that do so, read last."""
 _SIZED = {
-    "quick": "a first look: 16 examples, 4 of them timed",
+    "quick": "a first look: 16 examples, 8 of them timed",
     "full": "the published size: 500 examples, all of them timed in 3 trials",
 }
 _FIRST_LOOK = {"Evaluation.task": "tiny_translation", "ModelPair.name": "tatoeba_en_de"}
