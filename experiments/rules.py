@@ -7,7 +7,8 @@ r"""Measure rules of your own beside all rules of Narasimhan et al. (2024); prin
 
 The names of your rules come first. A file my_rules.py in the current folder is imported by itself; --import names one
 elsewhere. The command is a sweep of configs/rules.gin, whose settings apply; another --gin_file may replace that file.
-A killed sweep resumes, and a table of two rules comes from one command with both.
+A killed sweep resumes, and a table of two rules comes from one command with both. It runs in one process; on several
+hosts, run `sweep` with the same gin file and --gin.MINE="('my_rules.FAVOURITE',)".
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     sys.argv = [argv[0], *imports, f"--gin.MINE={rules!r}", *flags]
     about = [name.rpartition(".")[2] for name in rules]
     short = {"sizes": short_flags.SIZES, "default": "configs/rules.gin", "about": about, "without": ("methods",)}
-    gin_flags.main(experiment.sweep, EXAMPLE, together=True, **short)
+    gin_flags.main(experiment.sweep, EXAMPLE, **short)
 
 
 if __name__ == "__main__":

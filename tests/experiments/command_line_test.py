@@ -90,9 +90,10 @@ def test_every_command_prints_the_version_and_ends():
         assert page.splitlines()[1] == f"speccascade_jax {speccascade_jax.__version__}", name
 
 
-TOGETHER = {"run", "sweep", "rules", "finetune"}
+TOGETHER = {"run", "sweep", "finetune"}
 """Commands that several processes may run together (docs/pods.md)."""
-ALONE = [name for name, flag in FLAGS.items() if flag in ("gin_file", "mode") and name not in TOGETHER]
+ALONE = [name for name, flag in FLAGS.items() if flag in ("gin_file", "mode") and name not in {*TOGETHER, "rules"}]
+"""Commands for one process only; `rules`, which has its rules before all flags, is tested in rules_test.py."""
 OTHERS = "--coordinator_address=localhost:1", "--process_count=2", "--process_index=1"
 
 

@@ -49,8 +49,10 @@ def test_a_rule_is_measured_beside_all_rules_of_the_paper_on_a_file(call, tmp_pa
 @pytest.mark.parametrize(("arguments", "message"), [
     ((), "error: name your rules before all flags; for example: python -m experiments.rules my_rules.FAVOURITE"),
     (("my_rules.MIEN", "--gin.sweep.dry_run=True"), "module 'my_rules' has no 'MIEN'"),
+    (("my_rules.MINE", "--coordinator_address=localhost:1", "--process_count=2", "--process_index=1"),
+     "runs in one process: leave --coordinator_address=localhost:1"),
 ])  # fmt: skip
-def test_a_rule_that_is_not_there_is_named(call, arguments, message):
+def test_mistakes_end_in_one_line(call, arguments, message):
     done = call(*arguments)
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
