@@ -22,6 +22,8 @@ _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 _PICTURE = re.compile(r"!\[([^\]]*)\]\(([\w.-]+\.(?:png|svg))\)")
 
+_COMMAND = re.compile(r"^(?:\.venv/bin/)?(python -m (?:.*\\\n)*.*)$|`(python -m [^`]+)`", re.MULTILINE)
+
 
 def on_config(config: Any) -> Any:
     """Lists every page of a folder in the navigation, in the order of their names, the overview first."""
@@ -69,15 +71,15 @@ def _output(output: Mapping[str, Any]) -> str:
 
 
 def _gallery() -> Iterator[str]:
-    """Yields the Markdown of the gallery: every picture of a page of results, and the page's first command."""
-    yield "# Gallery\n\nEvery picture of the [results](results/README.md), with the command that draws it."
+    """Yields the Markdown of the gallery: every picture of a page of results, and the command above it on its page."""
+    yield "# Gallery\n\nEvery picture of the [results](results/README.md), with the command above it on its page."
     for page in sorted((ROOT / "docs" / "results").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        command = re.search(r"^(?:\.venv/bin/)?python -m .*$|`(python -m [^`]+)`", text, re.MULTILINE)
-        for _, name in _PICTURE.findall(text) if command else ():
-            words = (command[1] or command[0]).rstrip(" \\")
-            title = text.partition("\n")[0].removeprefix("# ")
-            yield f"## [{title}](results/{page.name})\n\n![{title}](results/{name})\n\n```sh\n{words}\n```"
+        title = text.partition("\n")[0].removeprefix("# ")
+        for picture in _PICTURE.finditer(text):
+            yield f"## [{title}](results/{page.name})\n\n![{picture[1]}](results/{picture[2]})"
+            if commands := _COMMAND.findall(text[: picture.start()]):
+                yield f"```sh\n{''.join(commands[-1])}\n```"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

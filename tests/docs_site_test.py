@@ -59,6 +59,15 @@ def test_no_link_is_dead(site):
     assert dead == []
 
 
+def test_the_notebook_and_all_pictures_have_pages(site):
+    notebook, gallery = ((site / name).read_text() for name in ("afternoon.html", "gallery.html"))
+    assert "load_pair" in notebook and "Das Wetter war kalt" in notebook and 'class="sc"' in notebook
+    shown = {Path(link).name for link in Links(gallery).links}
+    linked = "".join(page.read_text() for page in (ROOT / "docs" / "results").glob("*.md"))
+    pictures = {path.name for path in (ROOT / "docs" / "results").iterdir() if path.suffix in (".png", ".svg")}
+    assert shown >= {name for name in pictures if f"({name})" in linked} and "configs/paper1_figure2.gin" in gallery
+
+
 def test_the_reference_has_every_public_name(site):
     import speccascade_jax as sc
 

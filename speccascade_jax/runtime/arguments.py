@@ -16,9 +16,9 @@ def parser(description: str | None, **further: Any) -> argparse.ArgumentParser:
         further: other arguments of `argparse.ArgumentParser`.
     """
     form = argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser(description=description, formatter_class=form, **further)
-    made.add_argument("--version", action="version", version=version(), help="print the version and end")
-    return made
+    command = argparse.ArgumentParser(description=description, formatter_class=form, **further)
+    command.add_argument("--version", action="version", version=version(), help="print the version and end")
+    return command
 
 
 def version() -> str:
