@@ -143,8 +143,8 @@ def print_next(panels: Sequence[Panel], store: Path, report: Path) -> None:
         print(f"  {command('compare', python)} {store_words} {ends[0]} {keys[0]}     compare two points")
     print(f"  {command('run', python)} --from_record={keys[0]} --store={store_words}     run one point again")
     if not any(_uses_own(spot.records[0]) for spot in spots):
-        proposal = "use your own data and rule (docs/extending.md)"
-        print(f"  {proposal}: --gin.Evaluation.task=\"'mine.csv'\" --import=my_rules.py")
+        flags = "--task=mine.csv --methods=spec_decode,my_rules.FAVOURITE"
+        print(f"  use your own data and rule (docs/extending.md): {flags}")
 
 
 def _uses_own(record: Record) -> bool:
