@@ -51,7 +51,8 @@ def test_two_divisions_of_one_file_are_refused(path):
             trainer(path, TaskCorpus(task=path), **changes).check_held_out()
 
 
-def test_training_examples_that_are_scored_are_told_in_one_line(path, monkeypatch):
+def test_training_examples_that_are_scored_are_told_in_one_line(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where no mine.csv of a reader lies
     folder, alias = os.path.split(path)
     monkeypatch.setenv("SPECCASCADE_DATA", folder)
     whole, held_out = TaskCorpus(task=path, split="all"), TaskCorpus(task=path)
@@ -71,7 +72,8 @@ def test_training_examples_that_are_scored_are_told_in_one_line(path, monkeypatc
 
 
 @pytest.mark.filterwarnings("error")
-def test_two_names_of_one_file_divide_it_alike(path, monkeypatch):
+def test_two_names_of_one_file_divide_it_alike(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where no mine.csv of a reader lies
     folder, alias = os.path.split(path)
     monkeypatch.setenv("SPECCASCADE_DATA", folder)
     for corpus in (
