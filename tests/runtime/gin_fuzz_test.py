@@ -32,11 +32,12 @@ CASES, SEED = 400, 17
 PAIR, TASK = "gin/models/tatoeba_en_de.gin", "gin/tasks/tiny_translation.gin"
 RECIPES = sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.gin") if "sweep:" in path.read_text())
 METHODS = sorted(f"gin/methods/{path.name}" for path in (ROOT / "gin/methods").glob("*.gin"))
+DRY, TOLERANCE = "sweep.dry_run = True", "calibrate.max_loss = 0.01"
 WHOLE = [
-    *((experiment.sweep, [name, *["configs/sizes/tiny.gin"] * ("quickstart" not in name)]) for name in RECIPES),
+    *((experiment.sweep, [name, *["configs/sizes/tiny.gin"] * ("quickstart" not in name)], DRY) for name in RECIPES),
     *((experiment.run, ["gin/run.gin", PAIR, TASK, name]) for name in METHODS),
     (surveying.survey, ["gin/survey.gin", PAIR, TASK]),
-    (calibrating.calibrate, ["gin/calibrate.gin", PAIR, TASK]),
+    (calibrating.calibrate, ["gin/calibrate.gin", PAIR, TASK], TOLERANCE),
     (calibrating.calibrate, ["gin/calibrate_appendix_d.gin", PAIR, TASK]),
     (profiling.profile, ["gin/profiling.gin", PAIR, TASK, METHODS[0]]),
     (make_data.make, ["gin/acceptance_data.gin", PAIR, TASK]),
@@ -136,24 +137,23 @@ def _stop_before_loading(monkeypatch, tmp_path):
 
 
 def _mutated(rng, folder):
-    """Returns a function, its files with one mutated, and names that an error should contain: a value, a binding."""
-    function, files = rng.choice(WHOLE)
+    """Returns a function, its files with one mutated, its bindings, and names that an error should contain."""
+    function, files, *bindings = rng.choice(WHOLE)
     files = [str(ROOT / name) for name in files]
     number = rng.randrange(len(files)) if rng.random() < 0.4 else 0
     lines = Path(files[number]).read_text().splitlines()
     named = rng.choice([_value, _value, _value, _name, _sign, _line])(lines, rng)
     files[number] = str(folder / "mutated.gin")
     Path(files[number]).write_text("\n".join(lines) + "\n")
-    return function, files, named
+    return function, files, bindings, named
 
 
-def _outcome(function, files):
+def _outcome(function, files, bindings):
     """Returns the error that the command would end with, or `None`."""
     gin.clear_config()
-    dry = ["sweep.dry_run = True"] if function is experiment.sweep else []
     try:
         with gin_flags.one_line_errors():
-            gin_flags.parse_gin(files, dry)
+            gin_flags.parse_gin(files, bindings)
             gin.get_configurable(function)()
     except _Resolved:
         return None
@@ -162,13 +162,18 @@ def _outcome(function, files):
     return None
 
 
+def test_unchanged_files_run():
+    for function, files, *bindings in WHOLE:
+        assert _outcome(function, [str(ROOT / name) for name in files], bindings) is None, files
+
+
 def test_mutated_files_end_in_one_line_or_run(tmp_path, capsys):
     rng, said, ended = random.Random(SEED), [], 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for case in range(CASES):
-        function, files, named = _mutated(rng, tmp_path)
+        function, files, bindings, named = _mutated(rng, tmp_path)
         begin = time.monotonic()
-        message = _outcome(function, files)
+        message = _outcome(function, files, bindings)
         seconds = time.monotonic() - begin
         if seconds > 10:
             said.append((case, f"{seconds:.0f} s"))
