@@ -269,6 +269,8 @@ class Controls:
         stop_threshold: the stop policy's threshold (for `Confidence`, the α_f of BiLD).
         draft, target: the settings of the sampling transforms `S_d` and `S_t`.
         inner: the controls of each engine that drafts for this one, nested as those engines are.
+        rule: int32 `[B]`, the place of the rule among those of the program (`rules.one_of`), the same for all rows;
+            `None` if the program has one rule.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -284,6 +286,7 @@ class Controls:
     draft: Sampling
     target: Sampling
     inner: tuple[Controls, ...] = ()
+    rule: Int32[Array, " B"] | None = None
 
 
 @flax.struct.dataclass

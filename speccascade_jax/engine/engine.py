@@ -44,6 +44,7 @@ from speccascade_jax.engine.counters import Counters, Tally, count_round
 from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.engine.scoring import Judged, Scored, cut, prompt_features
 from speccascade_jax.rules.acceptance import VERIFIERS
+from speccascade_jax.rules.one_of import OneOf
 from speccascade_jax.rules.verification import Verifier
 from speccascade_jax.runtime import platforms
 
@@ -363,22 +364,29 @@ class Engine:
             draft = cut(block.draft, width)
             pair, bad, features, hidden, cache = self.score(params, state, block, controls, width, cache)
             # other verifiers, and all rules, read probabilities
-            reads_logits = type(self.verifier) in VERIFIERS.values()
+            reads_logits, verifier = type(self.verifier) in VERIFIERS.values(), self._verifier_of(controls)
             with jax.named_scope("verify"):
                 compared: Any = pair if reads_logits else as_law_pair(pair)
-                verdict = self.verifier.verify(compared, draft, block.keys, controls.alpha, self.bonus)
+                verdict = verifier.verify(compared, draft, block.keys, controls.alpha, self.bonus)
             scored = Scored(as_law_pair(pair), draft, bad, features, hidden, cache)
             if self.tree is not None:  # from here on, the kept path of the tree is treated as a block
                 scored, verdict = scoring.straightened(self.target, self.tree, state.length - 1, scored, verdict)
             pair, draft, bad, features, hidden, cache = scored
             with jax.named_scope("commit"):
-                eta, deferred = self.verifier.deferred(pair, controls.alpha, draft.tokens)
+                eta, deferred = verifier.deferred(pair, controls.alpha, draft.tokens)
             return Judged(cache, pair, verdict, bad, eta, deferred, features, hidden)
 
         choices = self._widths()  # `judge` reads `choices` too, but is called only below
         needed = None if self.verify_final else jnp.any(~drafted.unverified & ~state.done)
         judged = scoring.by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
+
+    def _verifier_of(self, controls: Controls) -> Verifier:
+        """Returns the verifier of this call; the controls name one if the program serves several rules."""
+        if not isinstance(self.verifier, OneOf):
+            return self.verifier
+        assert controls.rule is not None, "set Controls.rule: this program serves several rules"
+        return self.verifier.chosen(controls.rule[0])
 
     def _widths(self) -> tuple[int, ...]:
         """Returns the numbers of positions that a target call may have; a drafter may define its own."""

@@ -338,6 +338,9 @@ def measure(
             return None
         return judged_part(store.path, record, point.evaluation.keep_outputs)
 
+    if not hosts.many():  # followers have no store, so they would share other programs than the first process
+        done = store.done_keys() - stale
+        session.share(point.settings for point, identity in identities.items() if identity.key not in done)
     evaluate_points = FirstPoint(partial(way or evaluate, session, earlier=earlier), session, profile_at)
     with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None

@@ -30,6 +30,7 @@ from speccascade_jax.methods.build import build
 from speccascade_jax.methods.build_drafter import models_of
 from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import sampling_of
+from speccascade_jax.methods.sharing import Serving, shared
 from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs import chat
@@ -91,6 +92,7 @@ class Session:
         package()  # caches the revision now, because files may change while the session runs
         self._ids = np.asarray([example.id for example in self.examples], np.int32)
         self._decoders: dict[Settings, Decoder] = {}
+        self._serving: dict[Settings, Serving] = {}
         self._code: dict[Settings, str] = {}
         self._task_code = code_digests.task_digest(evaluation.task)
         self._stop_ids = stop_ids(self.vocabulary, () if self.evaluation.cut_thinking else self.task.stop_strings)
@@ -207,6 +209,14 @@ class Session:
             self._decoders[kind] = build(self.pair, loaded, stop_ids=self._stop_ids, head=head)
         return self._decoders[kind]
 
+    def share(self, chosen: Iterable[Settings]) -> None:
+        """Lets settings that differ in their rules alone share a compiled program (`methods.sharing`).
+
+        Settings that an earlier call has named keep their program, which may be compiled already.
+        """
+        kinds = [kind for kind in dict.fromkeys(map(without_numbers, chosen)) if kind not in self._serving]
+        self._serving |= zip(kinds, shared([self.decoder(kind) for kind in kinds]), strict=True)
+
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
         """Returns the controls (α and sampling) of a point for a batch with one row per α (`None`: rule without α)."""
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
@@ -219,9 +229,10 @@ class Session:
         the seed.
         """
         prompt = jax.tree.map(lambda x: x[rows], self.prompts)
-        controls = self.controls(point, alphas or [point.settings.alpha] * len(rows))
+        serving = self._serving.get(without_numbers(point.settings)) or Serving(self.decoder(point.settings))
+        controls = serving.controls(self.controls(point, alphas or [point.settings.alpha] * len(rows)))
         longest = self.evaluation.max_new_tokens or 0
-        return self.decoder(point.settings).prepared(prompt, controls, self._ids[rows], longest)
+        return serving.decoder.prepared(prompt, controls, self._ids[rows], longest)
 
     def batches(self, evaluation: Evaluation) -> list[tuple[np.ndarray, int]]:
         """Returns an evaluation's examples for quality in batches of equal size, each with its number of real rows.

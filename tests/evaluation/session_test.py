@@ -52,6 +52,21 @@ def test_all_alphas_share_two_compilations(loaded):
     assert [record["point"]["alpha"] for record in records] == [0.1, 0.4, 0.9]
 
 
+def test_rules_of_a_sweep_share_the_programs_of_one_rule(loaded, tmp_path):
+    """A batch and a single example are two programs; records of shared programs equal those of each rule alone."""
+    names = ("chow", "diff", "token_v1")
+    alone = [measuring.judge(loaded, [_point(name, alpha=0.3, block=4)])[0] for name in names]
+    before, store = compilations(), ResultStore(tmp_path / "sweep.jsonl")
+    opened = session.Session(SOURCE, SMALL, loaded.pair)
+    experiment.measure([[_point(name, alpha=0.3, block=4)] for name in names], store, opened, progress=False)
+    assert compilations() == before + 2
+    for record, judged in zip(store.records, alone, strict=True):
+        assert record["quality"] == judged["quality"] and record["counts"] == judged["counts"]
+    opened.share(_point(name, block=4).settings for name in names[1:])
+    list(measuring.evaluate(opened, [_point("diff", alpha=0.2, block=4)]))
+    assert compilations() == before + 2
+
+
 def test_an_alpha_alone_and_among_others_gives_the_same_outputs(loaded):
     alone = measuring.judge(loaded, [_point(alpha=0.4)])[0]
     among = measuring.judge(loaded, [_point(alpha=alpha) for alpha in (-0.3, 0.4)])[1]
