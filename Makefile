@@ -18,7 +18,7 @@ export JAX_PLATFORMS ?= $(if $(wildcard /dev/nvidia0),,cpu)
 
 PEERS := $(patsubst benchmarks/peers/environments/%.txt,.venv-peers-%/.ready,$(wildcard benchmarks/peers/environments/*.txt))
 
-.PHONY: quickstart bench bench-peers docs test test-laws parity tools newest accelerators accelerators-gpu lint format help
+.PHONY: quickstart bench bench-peers docs test test-laws parity tools newest accelerators accelerators-gpu every-case lint format help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
@@ -90,6 +90,9 @@ accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs that are 
 
 accelerators-gpu: $(ACCELERATORS)-gpu/.ready  ## the same for GPUs (5 GB), by hand
 	JAX_PLATFORMS=cpu $(ACCELERATORS)-gpu/bin/python -m pytest -rs -m accelerators_gpu $(IN_PROCESSES) tests/preflight
+
+every-case:  ## the last three with all cases of heavy tests, of which they run a sample (`pytest.mark.sample`); weekly
+	SPECCASCADE_CASES=all $(MAKE) --no-print-directory --keep-going test-laws parity accelerators
 
 newest:  ## a part of the tests with the newest JAX, on Python 3.13 or 3.12; weekly, as its releases must block no other change
 	$(if $(NEWER),$(MAKE) --no-print-directory $(NEWEST)/.ready,@echo "skipped: no Python 3.12 or 3.13 here, name one as NEWER=path")

@@ -67,6 +67,7 @@ def desk(tmp_path_factory):
     return typed
 
 
+@pytest.mark.sample(0)
 def test_one_command_writes_table_plot_report_outputs_and_traces(desk):
     before = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
     begin = time.monotonic()

@@ -193,6 +193,7 @@ def one_deferral_rule(monkeypatch):
 HEAVY = [pytest.param(config, marks=pytest.mark.tools) for config in SWEEPS if config != QUICKSTART]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("config", [QUICKSTART, *HEAVY])
 @pytest.mark.usefixtures("one_deferral_rule")
 def test_each_recipe_runs_for_two_rounds_and_makes_its_tables_and_figures(config, tabular, tmp_path, monkeypatch):

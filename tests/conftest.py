@@ -24,6 +24,7 @@ import pytest
 
 from speccascade_jax.runtime import compilation_cache, program_memory
 from tests.support.hub_server import on_the_hub, serving
+from tests.support.sample import ALL, weekly_cases
 
 # A separate cache for this process and those that tests start; the suite's processes and its next run share it.
 os.environ[compilation_cache.VARIABLE] = str(Path(__file__).parents[1] / ".pytest_cache" / "xla")
@@ -61,8 +62,11 @@ CEILINGS = {
 """The most programs that a file may compile, single operations outside jit included: they take most of the time."""
 
 
-def pytest_collection_modifyitems(items):
-    """Moves long files to the front and keeps the order of all others."""
+def pytest_collection_modifyitems(config, items):
+    """Leaves weekly cases out, moves long files to the front and keeps the order of all others."""
+    weekly = [] if os.environ.get(ALL) == "all" else weekly_cases(items)
+    config.hook.pytest_deselected(items=weekly)
+    items[:] = [item for item in items if item not in weekly]
 
     def place(item):
         name = item.path.with_suffix("").as_posix()

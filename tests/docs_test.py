@@ -131,6 +131,7 @@ def test_an_error_in_a_users_file_is_raised_unchanged(tmp_path, monkeypatch):
         get_task("mistaken.RULE")
 
 
+@pytest.mark.sample(0)
 @pytest.mark.laws
 def test_the_pages_head_trains_loads_and_keeps_the_targets_output(ideas, capsys):
     (code,) = blocks("trained by tests/docs_test.py")

@@ -20,12 +20,14 @@ ALONE = ["opt", *(rule.name for rule in SAMPLED if rule.deferral is None)]
 OTHERS = [(name, way) for name in ALONE for way in WAYS if (name, way) not in QUICK]
 
 
+@pytest.mark.sample(5)
 @many_rows
 @pytest.mark.parametrize(("name", "way"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.laws) for case in OTHERS)])
 def test_whole_sequences_have_the_rules_distribution(name, way):
     conformance.check_sequence_law(ALL[name], **WAYS[way])
 
 
+@pytest.mark.sample(2)
 @many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize(("way", "rows"), [("token", 4_000), ("block", 3_000), ("tree", 2_000)])
@@ -34,6 +36,7 @@ def test_rows_under_different_deferral_rules_have_their_distributions(way, rows)
     conformance.check_sequence_laws(rules, rows=rows, **WAYS[way])
 
 
+@pytest.mark.sample(3)
 @many_rows
 @pytest.mark.laws
 @pytest.mark.parametrize(("name", "engine"), [
@@ -48,6 +51,7 @@ def test_transitions_at_every_position_have_the_rules_distribution(name, engine)
     conformance.check_transition_law(ALL[name], **engine)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.laws
 @pytest.mark.parametrize(("name", "engine"), [
     ("token_v3", {"block_size": 1}),

@@ -34,6 +34,7 @@ def rows(record, table):
     return next(s["tables"][table] for s in record["sections"].values() if table in s["tables"])
 
 
+@pytest.mark.sample(0)
 @pytest.mark.tools
 def test_every_section_writes_its_tables(record):
     assert list(record["sections"]) == SECTIONS

@@ -33,6 +33,7 @@ def test_greedy_output_is_the_targets(pair):
     assert out.stats["rejected"] > 5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.laws
 @pytest.mark.parametrize("way", [{"tree": (2, 1)}, {"block_size": 3, "verify": "block"}])
 def test_a_sampled_row_is_the_same_alone_and_among_others(pair, way):

@@ -81,6 +81,7 @@ def _pairs(target, layer):
     return Pair(target, early_exit(target, layer)), Pair(target, early_exit(copied, layer))
 
 
+@pytest.mark.sample(3)
 # odd layers have attention windows
 @pytest.mark.parametrize(
     ("layer", "temperature"),

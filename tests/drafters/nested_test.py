@@ -40,6 +40,7 @@ def nested(inner_rule, outer_rule, budget, policy):
     return engine, {"target": large.params, "drafter": inner_params}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.laws
 @pytest.mark.parametrize(
     ("inner_rule", "outer_rule", "budget", "policy"),

@@ -74,6 +74,7 @@ class InTurns(Cheapest):
         return evidence + 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.laws
 @pytest.mark.parametrize("rest", [1, 5])
 def test_a_draft_catches_up_after_a_rest(rest):
@@ -182,6 +183,7 @@ def law_of(rule, q_table, p_table):
     return reference.transitions(rule, q_table, p_table, 0.4, 1.0)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("rule", "more"),
     [

@@ -67,6 +67,7 @@ def selection(own=OWN, scores=None):
     return {"arms": own, "policy": {"scores": np.zeros(len(own), np.float32) if scores is None else scores}}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.laws
 @pytest.mark.parametrize(("verifier", "bonus"), [(LOSSLESS, "rule"), (LOSSLESS, "none"), (LOSSY, "rule")])
 def test_every_row_of_a_mixed_batch_equals_its_drafter_alone(verifier, bonus):
@@ -326,6 +327,7 @@ def target_alone(pair, temperature=0.0):
     ).tokens
 
 
+@pytest.mark.sample(1)
 @pytest.mark.laws
 def test_greedy_rows_equal_the_target_and_sampled_rows_their_drafter_alone(pair):
     """Compares every token, because an early exit that drafts in the target's cache must not affect other rows."""

@@ -102,6 +102,7 @@ def largest_error(target, prompt, out, layers=LAYERS, states=None, rows=slice(No
 STOPS = tuple(range(2, 61, 9))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "stop", "more"),
     [

@@ -113,6 +113,7 @@ def shipped():
     return SimpleNamespace(pair=pair, prompts=prompts, limit=32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.laws
 @pytest.mark.parametrize(("method", "batch"), [("autoregressive", BATCH), ("speculative", BATCH), ("speculative", 1)])
 def test_the_shipped_pair_writes_the_targets_greedy_output(shipped, method, batch):

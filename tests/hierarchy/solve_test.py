@@ -145,6 +145,7 @@ def test_the_search_finds_the_enumerated_optimum_for_arbitrary_matrices():
         assert solution.latency == pytest.approx(min(brute_force.overshoot(costs, acceptance, 3))[0], rel=1e-12)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.laws
 @pytest.mark.parametrize(("blocks", "missed", "worst"), [(BLOCKS, 0, 1.0), (1, 5, 1.122)])
 def test_the_search_misses_as_few_optima_as_documented(blocks, missed, worst, monkeypatch):

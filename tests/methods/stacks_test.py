@@ -82,6 +82,7 @@ def p_value(pair, drafter, logits, rule="spec_decode", alpha=None, temperature=1
     return conformance.sequence_p_value(np.asarray(out.tokens), law)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.laws
 @pytest.mark.parametrize(("seed", "depth", "given", "temperature"), [
     (1, 3, {}, 1.0),

@@ -243,6 +243,7 @@ def steps(bound):
     return [np.asarray(out.logits) for out in (first, second, last)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.laws
 @pytest.mark.parametrize(("name", "platform"), [*((name, "tpu") for name in MODELS), ("gemma2", "gpu")])
 def test_models_have_the_logits_of_the_path_by_xla(name, platform):

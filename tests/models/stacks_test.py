@@ -69,6 +69,7 @@ def close(left, right):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-4), left, right)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.laws
 @pytest.mark.parametrize(("kind", "remat"), [*itertools.product(CONFIGS, (False, True)), *NEWER])
 def test_gradients_and_logits_equal_those_of_unrolled_layers(kind, remat):
@@ -109,6 +110,7 @@ def test_dropout_follows_the_key_and_leaves_out_the_last_layer_most():
     assert not np.allclose(dropped[0], dropped[2])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "room"), [("t5", None), ("gemma", 3), *(pytest.param(kind, 3, marks=pytest.mark.laws) for kind in DEEPER)]
 )
@@ -168,6 +170,7 @@ SETTINGS = {
 CASES = [("t5", "sampled"), ("t5", "cascade"), ("gemma", "sampled"), ("gemma", "exit"), ("gemma", "tree")]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "name"), [CASES[0], *(pytest.param(*case, marks=pytest.mark.laws) for case in CASES[1:])]
 )

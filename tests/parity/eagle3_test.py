@@ -16,9 +16,9 @@ from tests.support import conformance, reference
 from tests.support.drafted_rounds import drafted_rounds
 
 pytestmark = pytest.mark.parity
-# The lossless rule and one that defers; by SPECCASCADE_FAMILIES=all, another too, though drafters do not know the rule.
+# The lossless rule and one that defers; by SPECCASCADE_CASES=all, another too, though drafters do not know the rule.
 RULES = [("spec_decode", 0.0), ("token_v3", 0.4)]
-if os.environ.get("SPECCASCADE_FAMILIES") == "all":
+if os.environ.get("SPECCASCADE_CASES") == "all":
     RULES += [("opt", 0.2)]
 llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs the parity extra: make parity")
 

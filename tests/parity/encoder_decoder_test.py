@@ -28,7 +28,7 @@ UMT5 = {
 }  # fmt: skip
 # All families decode with the same engine, so each way is compared on the family whose mechanisms it could break.
 CASES = [("umt5", "block of 5"), ("t5gemma", "block of 12"), ("t5gemma2", "block of 5")]
-if os.environ.get("SPECCASCADE_FAMILIES") == "all":
+if os.environ.get("SPECCASCADE_CASES") == "all":
     CASES = list(itertools.product(("umt5", "t5gemma", "t5gemma2"), WAYS))
 
 STACK = {

@@ -30,7 +30,7 @@ WAYS = {
     "exit": {"block_size": 3},
 }
 # The families share one decoder, so each way is compared on the family whose mechanisms it could break;
-# SPECCASCADE_FAMILIES=all compares every family in every way (docs/models.md).
+# SPECCASCADE_CASES=all compares every family in every way (docs/models.md).
 CASES = [
     ("qwen3", "block of 12"), ("qwen3_moe", "joint"), ("gemma3", "block of 5"),
     ("gemma1", "block of 1"), ("mistral", "tree"), ("smollm3", "exit"),
@@ -51,7 +51,7 @@ SHALLOW = {
     **{kind: {"num_hidden_layers": 2} for kind in ("qwen3", "gemma1", "mistral", "mixtral")},
 }
 """Options of a family with few layers, which compile faster."""
-if os.environ.get("SPECCASCADE_FAMILIES") == "all":
+if os.environ.get("SPECCASCADE_CASES") == "all":
     CASES = list(itertools.product(SHALLOW, WAYS))
 EXITS = {"gemma4, small": 3}
 """Layers of early exits where they are not the first; this one has no keys and values of its own."""

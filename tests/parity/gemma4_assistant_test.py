@@ -14,9 +14,9 @@ from tests.support import conformance, reference
 from tests.support.drafted_rounds import drafted_rounds
 
 pytestmark = pytest.mark.parity
-# One rule that defers and, by SPECCASCADE_FAMILIES=all, others too: the drafter does not know the rule.
+# One rule that defers and, by SPECCASCADE_CASES=all, others too: the drafter does not know the rule.
 RULES = [("token_v3", 0.4)]
-if os.environ.get("SPECCASCADE_FAMILIES") == "all":
+if os.environ.get("SPECCASCADE_CASES") == "all":
     RULES += [("spec_decode", 0.0), ("opt", 0.2)]
 generation = pytest.importorskip(
     "transformers.generation.candidate_generator", reason="needs the parity extra: make parity"

@@ -1,7 +1,7 @@
 """Tests that every method, rule, verifier, drafter and stop policy compiles for a TPU.
 
-Methods are compiled with T5, other settings with a Gemma, and the parts of a model's program with both.
-`SPECCASCADE_GRID=all` compiles nearly everything with both.
+Methods that differ in more than arithmetic are compiled with T5, other settings with a Gemma, and the parts of a
+model's program with both. `SPECCASCADE_CASES=all` compiles all methods, and nearly everything with both families.
 """
 
 import collections
@@ -77,14 +77,15 @@ KINDS = "fuzzy_js", "fuzzy_kl_reversed_top50", "fuzzy_tv_scaled", "fuzzy_after_s
 ALIKE = {name for name in ONE if name.startswith("fuzzy_") and name not in KINDS} | {
     "token_cascade_log", "chow_log", "diff_log", "opt_log", "lossy_tuned", "lossy_greedy", "token_v1", "token_v2",
 }  # fmt: skip
-"""Rules that differ from others only in arithmetic on two distributions, and are therefore compiled with T5 alone."""
+"""Rules that differ from others only in arithmetic on two distributions; compiled weekly, with T5 alone."""
 BOTH = {
     "target_alone", "draft_alone", "sampled", "truncated", "block_verification", "tree", "float32", "int8", "two_rows",
     "prefill", "generation", "spec_decode", "token_v3",
 }  # fmt: skip
 """Cases that are always compiled with both families, because a family's kernels or caches change with them."""
-FAMILIES = {"t5": {case.id for case in (*ENGINES, *CHAINS)} | BOTH, "gemma": {case.id for case in OTHERS} | BOTH}
-if os.environ.get("SPECCASCADE_GRID") == "all":
+METHOD_IDS = {case.id for case in (*ENGINES, *CHAINS)}
+FAMILIES = {"t5": METHOD_IDS - ALIKE | BOTH, "gemma": {case.id for case in OTHERS} | BOTH}
+if os.environ.get("SPECCASCADE_CASES") == "all":
     every = {case.id for case in (*ENGINES, *CHAINS, *OTHERS)}
     FAMILIES = {"t5": every, "gemma": every - ALIKE}
 CASES = [

@@ -160,6 +160,7 @@ def test_a_lossy_arm_is_refused_unless_requested(pair, tmp_path):
         recorded(Settings(drafters=LOSSY, choose="random", block_size=2, alpha=0.3))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.tools
 @pytest.mark.parametrize(
     ("chosen", "rules", "lossy", "said"),

@@ -210,6 +210,7 @@ def _tokens(rule, policy, thresholds, seed=0):
     return tokens, reference.transitions(rule, q_table, p_table, alpha, 1.0), p_table
 
 
+@pytest.mark.sample(3)
 @pytest.mark.laws
 @pytest.mark.parametrize(("policy", "threshold"), SAMPLED)
 def test_no_policy_changes_the_targets_distribution(policy, threshold):
