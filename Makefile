@@ -85,7 +85,7 @@ parity: $(BIN)/.ready-parity  ## compare with transformers and seqio (3 GB of ex
 tools: $(BIN)/.ready-test  ## whole runs of the benchmarks, recipes, drafters compared and served, profiles, stacks optimised, every --help; many programs in one process
 	$(BIN)/python -m pytest -m tools $(IN_PROCESSES)
 
-accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs that are not there (0.7 GB of libtpu), and hold the programs to figures
+accelerators: $(ACCELERATORS)/.ready  ## compile every method for TPUs, on a machine without one (0.7 GB of libtpu), and hold the programs to figures
 	JAX_PLATFORMS=cpu $(ACCELERATORS)/bin/python -m pytest -rs -m accelerators -n $(TEST_PROCESSES) --dist loadgroup tests/preflight
 
 accelerators-gpu: $(ACCELERATORS)-gpu/.ready  ## the same for GPUs (5 GB), by hand

@@ -58,7 +58,7 @@ from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
-from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime import arguments, compilation_cache
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 FORMAT = 1
@@ -218,11 +218,7 @@ def default_output(names: Sequence[str], fast: bool) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"    {name:<14}{section.summary}" for name, section in SECTIONS.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=f"{__doc__}\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = arguments.parser(f"{__doc__}\n{listed}", prog="python -m benchmarks")
     defaults = Sizes()
     parser.add_argument("--sections", default="", help="sections, separated by commas (default: all)")
     parser.add_argument("--pair", default=defaults.pair, help="a shipped pair, or a folder (default %(default)s)")

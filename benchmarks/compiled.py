@@ -8,7 +8,6 @@ Programs that are in the file are not compiled again. Nothing runs: all figures 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from speccascade_jax import preflight
 from speccascade_jax.preflight.chips import chip_of
+from speccascade_jax.runtime import arguments
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 SETTINGS = {"method": "token_v3", "alpha": 0.5, "block_size": 5, "temperature": 1.0, "dtype": "bfloat16"}
@@ -85,12 +85,12 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
 def compile_all(path: Path) -> None:
     """Compiles the programs that are missing in the file `path`, and rewrites the file after each program."""
     entries = read(path)
-    for key, arguments in jobs():
+    for key, job in jobs():
         if key in entries:
             continue
         begin = time.monotonic()
         try:
-            entries[key] = preflight.report(**arguments).as_json()
+            entries[key] = preflight.report(**job).as_json()
         except ValueError as error:
             entries[key] = {"error": str(error)}
         print(f"{key}: {entries[key].get('error', 'compiled')}, {time.monotonic() - begin:.0f} s", flush=True)
@@ -154,13 +154,13 @@ def _speed_ups(entries: Mapping[str, Any]) -> Iterator[str]:
 
 def main() -> None:
     """Compiles the missing programs, unless `--markdown` is given, and prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("output", help="JSON file of the programs")
     parser.add_argument("--markdown", action="store_true", help="print the tables, compile nothing")
-    arguments = parser.parse_args()
-    path = expanded(arguments.output)
+    args = parser.parse_args()
+    path = expanded(args.output)
     check_replaceable(path, start=_BEGIN)
-    if not arguments.markdown:
+    if not args.markdown:
         compile_all(path)
     print(markdown(read(path)))
 

@@ -6,7 +6,6 @@ python -m benchmarks.front_page --draw     writes picture and table from that fi
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from speccascade_jax.results.analysis import headline, panels, significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap
 from speccascade_jax.results.analysis.panels import Panel, Spot
 from speccascade_jax.results.report.figures import tradeoff
+from speccascade_jax.runtime import arguments
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import write_atomically
 
@@ -115,11 +115,11 @@ def written(page: str, texts: dict[str, str]) -> str:
     return page
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measures, unless `--draw` is given, and writes picture and table; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("--draw", action="store_true", help="measure nothing")
-    if not parser.parse_args(arguments).draw:
+    if not parser.parse_args(argv).draw:
         measure()
     (panel,) = panels.panels(panels.read_points(STORE))
     tradeoff.draw(panel, PICTURE, share=None)

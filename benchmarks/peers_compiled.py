@@ -16,7 +16,6 @@ all figures are compiled for the devices.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -42,6 +41,7 @@ from speccascade_jax.preflight.execution import Assumptions, execute
 from speccascade_jax.preflight.programs import Traced
 from speccascade_jax.preflight.report import Costs, account, summed
 from speccascade_jax.preflight.topologies import mesh_of, sharding_of
+from speccascade_jax.runtime import arguments
 from speccascade_jax.runtime.mesh import MODEL
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
@@ -349,20 +349,20 @@ def _row(program: Program, batch: int, columns: list[Any]) -> str:
 
 def main() -> None:
     """Compiles the missing programs, unless `--markdown` is given, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("output", help="JSON file of the programs")
     parser.add_argument("--markdown", action="store_true", help="print the table, compile nothing")
     parser.add_argument("--t5x", help="folder of T5X's sources")
     parser.add_argument("--key", help="compile this program, print its costs; `output` is the dump's folder")
-    arguments = parser.parse_args()
-    if arguments.key:
-        print(json.dumps(step(arguments.key, Path(arguments.output))))
+    args = parser.parse_args()
+    if args.key:
+        print(json.dumps(step(args.key, Path(args.output))))
         return
-    if arguments.t5x:
-        os.environ[T5X] = arguments.t5x
-    path = expanded(arguments.output)
+    if args.t5x:
+        os.environ[T5X] = args.t5x
+    path = expanded(args.output)
     check_replaceable(path, start=_BEGIN)
-    if not arguments.markdown:
+    if not args.markdown:
         compile_all(path)
     print(markdown(read(path)))
 

@@ -8,7 +8,6 @@ cache. It counts the CPU seconds of the processes, which depend less on other pr
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import resource
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speccascade_jax.evaluation.environment import device
+from speccascade_jax.runtime import arguments
 from speccascade_jax.runtime.paths import repository_root
 
 _COMMANDS = re.compile(r"^# Command: .*\n(?:#  .*\n)*", re.MULTILINE)
@@ -72,12 +72,12 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measures the recipes that the command line names; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("recipes", nargs="+", type=Path)
     parser.add_argument("--write", action="store_true", help="replace the Time: line of each recipe")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     for recipe in options.recipes:
         text = recipe.read_text(encoding="utf-8")
         cold, warm = measure(recipe)

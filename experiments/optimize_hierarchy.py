@@ -10,7 +10,7 @@ The command prints the acceptance of every pair of models and the cost of their 
 draft and two stacks, each with its predicted and its measured speed-up. The first stack minimises the latency as
 Globerson et al. (2025) define it. The second one minimises a latency that also counts tokens beyond a level's budget.
 
-With costs of calls on hardware that is not here, compiled and not measured (preflight.costs.per_call):
+With costs of calls on a TPU or GPU that this machine lacks, from compiled programs (preflight.costs.per_call):
 
     python -m experiments.optimize_hierarchy --gin_file=gin/optimize_hierarchy.gin --gin_file=gin/compiled_costs.gin \
         --gin_file=gin/models/tatoeba_en_de.gin --gin_file=gin/tasks/tiny_translation.gin \

@@ -1,4 +1,4 @@
-r"""Compile every program of a sweep for TPUs or GPUs that are not there: what fits, and what a round costs.
+r"""Compile every program of a sweep for TPUs or GPUs, on a machine without them: what fits, and what a round costs.
 
     python -m experiments.preflight --gin_file=configs/quickstart.gin --topology=v5e
     python -m experiments.preflight --gin_file=configs/paper1_table2.gin --gin_file=configs/sizes/published.gin \

@@ -2,7 +2,7 @@ r"""Write an HTML report of a sweep's results file: plot, tables, and every poin
 
     python -m experiments.report results/quickstart.jsonl
     python -m experiments.report results/quickstart.jsonl --output=for_anna.html --most=20
-    python -m experiments.report results/quickstart.jsonl --predict=v5e:2x4      latencies on hardware that is not here
+    python -m experiments.report results/quickstart.jsonl --predict=v5e:2x4      latencies predicted for another device
 
 A point is one measured combination of settings. The report is a single file that needs no network and no server. Every
 sweep writes it at its end, beside the results file.

@@ -12,8 +12,8 @@ r"""Measure all combinations of rules, α, γ, temperature, top-p and seeds; a k
                                                             a quarter of the points, on one of four machines
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin --predict=v5e:2x4
-                                                            at its end also predicts latencies on hardware that is not
-                                                            here, from the counts of calls and from compiled programs
+                                                            at its end also predicts latencies on TPUs or GPUs that this
+                                                            machine lacks, from counts of calls and compiled programs
 
     python -m experiments.sweep --gin_file=configs/quickstart.gin --profile_at=gs://my-bucket/traces
                                                             also traces the first point that it measures with xprof,

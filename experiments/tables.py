@@ -12,7 +12,7 @@ not differ significantly from the best.
     python -m experiments.tables results/quickstart.jsonl --points      every point: quality, latency, rejection rate
     python -m experiments.tables results/quickstart.jsonl --format csv --points      the records themselves as CSV
     python -m experiments.tables results/paper2_figure6.jsonl --beside random_accept      for equal shares of drafts
-    python -m experiments.tables results/quickstart.jsonl --predict=v5e,h100      latencies on hardware that is not here
+    python -m experiments.tables results/quickstart.jsonl --predict=v5e,h100      latencies predicted for other devices
 
 Tables of Huang et al., 2024 (SpecDec++), for sweeps over fixed block sizes and stop thresholds:
 

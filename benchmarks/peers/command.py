@@ -32,6 +32,7 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.evaluation.environment import device
 from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
+from speccascade_jax.runtime import arguments
 from speccascade_jax.runtime.paths import repository_root
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
@@ -155,9 +156,7 @@ def _say(text: str, begin: float) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments.parser(__doc__, prog="python -m benchmarks.peers")
     for name, known in (("libraries", LIBRARIES), ("pairs", PAIRS), ("batches", BATCHES)):
         parser.add_argument(
             f"--{name}", default="", help=f"{', '.join(map(str, known))}, separated by commas (default: all)"

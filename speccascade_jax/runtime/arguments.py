@@ -1,11 +1,13 @@
 """Parsers of commands without gin files, and the version that every command prints."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import speccascade_jax
+
+VERSION = "print the version and end"
+"""The help of `--version`."""
 
 
 def parser(description: str | None, **further: Any) -> argparse.ArgumentParser:
@@ -17,17 +19,15 @@ def parser(description: str | None, **further: Any) -> argparse.ArgumentParser:
     """
     form = argparse.RawDescriptionHelpFormatter
     command = argparse.ArgumentParser(description=description, formatter_class=form, **further)
-    command.add_argument("--version", action="version", version=version(), help="print the version and end")
+    command.add_argument("--version", action="version", version=_line(), help=VERSION)
     return command
 
 
-def version() -> str:
-    """Returns the line that `--version` prints."""
+def _line() -> str:
     return f"speccascade_jax {speccascade_jax.__version__}"
 
 
 def print_version(argv: Sequence[str]) -> None:
-    """Ends the program after printing the version if the command line asks for it."""
+    """Ends the program after printing the version if the command line asks for it, for a command without `parser`."""
     if "--version" in argv:
-        print(version())
-        sys.exit(0)
+        parser(None).parse_args(["--version"])

@@ -101,7 +101,7 @@ _FLAGS: tuple[tuple[Callable[..., Any], str, Any, str], ...] = (
     (flags.DEFINE_multi_string, "import", [],
      "your Python file, for example my_rules.py; gin files name its contents my_rules.NAME"),
     (flags.DEFINE_bool, "debug", False, "show the full trace of an error"),
-    (flags.DEFINE_bool, "version", False, "print the version and end"),
+    (flags.DEFINE_bool, "version", False, arguments.VERSION),
     (flags.DEFINE_bool, "multiprocess", False, "join the other processes; TPU pods and SLURM need no flag"),
     (flags.DEFINE_bool, "multiprocess_gpu", False, "T5X's name for --multiprocess"),
     (flags.DEFINE_string, "coordinator_address", None, "host:port of the first process, if there are several"),

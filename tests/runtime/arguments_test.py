@@ -1,9 +1,13 @@
 """Tests of the version that every command prints; `tests/experiments/command_line_test.py` runs the commands."""
 
+import runpy
+import sys
+
 import pytest
 
 import speccascade_jax
 from speccascade_jax.runtime import arguments, cli, gin_flags
+from speccascade_jax.runtime.paths import repository_root
 
 LINE = f"speccascade_jax {speccascade_jax.__version__}\n"
 
@@ -19,3 +23,24 @@ def test_the_program_and_commands_with_gin_files_print_it_before_anything_else(c
         with pytest.raises(SystemExit, match="0"):
             ask()
         assert capsys.readouterr().out == LINE
+
+
+PARTS = ("compilation", "workers")
+"""Programs that other benchmarks start."""
+
+
+def _benchmarks():
+    paths = (repository_root() / "benchmarks").rglob("*.py")
+    started = [path for path in paths if '__name__ == "__main__"' in path.read_text("utf-8")]
+    names = [".".join(path.relative_to(repository_root()).with_suffix("").parts) for path in started]
+    return sorted(name.removesuffix(".__main__") for name in names if not {*PARTS} & {*name.split(".")})
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("name", _benchmarks())
+def test_a_benchmark_prints_it_too(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "--version"])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module(name, run_name="__main__")
+    assert capsys.readouterr().out == LINE
