@@ -89,6 +89,7 @@ class Pair:
             raise ValueError(
                 f"a further draft is called {taken.pop()!r}, but a model of the pair has this name: rename it"
             )
+        _check_name(self.name)
         for name in self.others:
             names.check_own("a further draft", name)
         whole("max_prompt_length", self.max_prompt_length, 1)
@@ -275,6 +276,7 @@ class Pair:
             ValueError: vocabularies differ (the message names the first difference), or the models cannot form a pair.
             ImportError: a vocabulary is a `tokenizer.json`, and the library `tokenizers` is not installed.
         """
+        _check_name(name)
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(f"dtype={names.shown(dtype)} is not one of {', '.join(DTYPES)}")
         small_dtype = _dtype_of_drafts(dtype, draft_dtype)
@@ -296,6 +298,11 @@ class Pair:
         models |= {name: derive(word, large, text) for name, word in words.items()}
         small = models.pop("draft")
         return cls(large, small, vocabulary=text, max_prompt_length=max_prompt_length, name=name, others=models)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"name={names.shown(name)} is not a name: give the text that stored results call the pair")
 
 
 def fitted_head(bound: BoundModel, target: BoundModel) -> BoundModel:

@@ -27,8 +27,8 @@ def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens
 
     Args:
         pair: the pair, whose target determines the architecture, and whose vocabulary encodes texts.
-        prompts: a text, a list of texts, an array of ids `[B, P]`, or a list of lists of ids; a flat list of ids is one
-            prompt.
+        prompts: a text, a list of texts, an array of ids `[B, P]`, or a list of lists or arrays of ids; a flat list of
+            ids is one prompt.
         min_length: smallest number of tokens to pad to, so that several calls can have the same width.
         max_new_tokens: number of tokens that will be generated after the prompts.
 
@@ -167,6 +167,7 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
             )
         rows: list[list[int]] = table.tolist()
         return rows
+    prompts = [row.tolist() if getattr(row, "ndim", 0) else row for row in prompts]
     for number, row in enumerate(prompts):
         for token in row:
             if not _is_whole(token):

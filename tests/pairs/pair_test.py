@@ -376,6 +376,9 @@ def test_models_with_one_different_weight_have_different_fingerprints(tmp_path):
     (lambda: sc.Pair.load("a", "b", others={"a.b": "exit:1"}), "'a.b', but a dot separates module.NAME"),
     (lambda: ModelPair(name="a", others={"a.b": "exit:1"}), "'a.b', but a dot separates"),
     (lambda: sc.Pair.load("a", "b", draft_dtype=5), "draft_dtype=5 is not one of stored, float32, "),
+    (lambda: sc.Pair.load("a", "b", name=5), "name=5 is not a name: give the text that stored results call the pair"),
+    (lambda: sc.Pair.load("a", "b", name=" "), "name=' ' is not a name"),
+    (lambda: sc.Pair(sc.FakeLM(8), sc.FakeLM(8), name=None), "name=None is not a name"),
     (lambda: sc.Pair.load("a", "b", dtype="int4"), "dtype='int4' is not one of float32, "),
 ])  # fmt: skip
 def test_wrong_arguments_are_named_before_anything_is_read(call, said):

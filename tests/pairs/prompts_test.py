@@ -191,6 +191,7 @@ def test_prompts_may_be_any_kind_of_sequence(pair):
         ("a", "a"),
         np.array(["a", "a"]),
         [ids, np.array(ids)],
+        [np.array(ids), np.array(ids, np.int64)],
         np.array([ids, ids]),
         [ids] * 2,
     ):

@@ -1,13 +1,17 @@
 """Tasks from a file of rows, a folder that Hugging Face's library `datasets` saved, or a data set on the hub."""
 
+import contextlib
 import csv
 import dataclasses
+import difflib
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
 import os
 import string
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +22,11 @@ from speccascade_jax.data import directory
 from speccascade_jax.data.tasks import hub_data
 from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
 from speccascade_jax.storage import readers
+from speccascade_jax.storage.buckets import is_bucket
 from speccascade_jax.storage.files import expanded
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
+_ENDS = f"{', '.join(ENDINGS)} (or these with .gz)"
 _WHOLE = "all"
 DIVIDED = ("validation", "train")
 """The splits of a file whose rows are divided."""
@@ -45,6 +51,30 @@ def is_file(name: object) -> bool:
     if hub_data.is_name(name) or name.removesuffix(".gz").endswith(ENDINGS):
         return True
     return "/" in name and any((locate(name) / mark).is_file() for mark in (_SPLITS, "state.json"))
+
+
+def check_no_path(name: str) -> None:
+    """Raises an error for a task's name that can only be a path that `FileTask` does not read.
+
+    Such a name is that of an existing file, or it has an ending and a slash, or an ending that is nearly one of
+    `ENDINGS` where Python has no module of the name before the dot.
+
+    Raises:
+        FileNotFoundError: there is no such file; the message names the nearest one beside it.
+        ValueError: the file is of another kind.
+    """
+    ending = Path(name.removesuffix(".gz")).suffix.lower()
+    if not ending:
+        return
+    if locate(name).is_file():
+        raise ValueError(_other_kind(locate(name)))
+    nearly = difflib.get_close_matches(ending, ENDINGS) and not _is_module(name.partition(".")[0])
+    if "/" in name or nearly:
+        raise FileNotFoundError(f"task {name!r}: {_missing(name)}")
+
+
+def _is_module(name: str) -> bool:
+    return name in sys.modules or bool(name) and importlib.util.find_spec(name) is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,8 +293,24 @@ def _opened(path: str, split: str, header: bool) -> tuple[str | Path, Iterator[R
         return path, hub_data.rows(path, split)
     place = locate(path)
     if not place.exists():
-        raise FileNotFoundError(f"file {path} does not exist, neither here nor in {directory.data_directory()}")
+        raise FileNotFoundError(_missing(path))
     return place, _rows(place, split, header)
+
+
+def _missing(path: str) -> str:
+    """Returns the error message for a file that does not exist; it names the nearest file in its folder."""
+    place, beside = expanded(path), list[str]()
+    if not is_bucket(path):
+        with contextlib.suppress(OSError):
+            beside = [entry.name for entry in place.parent.iterdir() if is_file(entry.name)]
+    near = [str(Path(path).with_name(name)) for name in difflib.get_close_matches(place.name, beside, n=1)]
+    remedy = f"did you mean {near[0]}?" if near else f"files end in {_ENDS}, data sets on the hub are hf:owner/name"
+    return f"file {path} does not exist, neither here nor in {directory.data_directory()}: {remedy}"
+
+
+def _other_kind(path: Path) -> str:
+    remedy = _REMEDIES.get(path.suffix, "save the table as one of these")
+    return f"{path} is neither a file that ends in {_ENDS} nor a folder saved by datasets: {remedy}"
 
 
 def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
@@ -276,9 +322,7 @@ def _rows(path: Path, split: str, header: bool) -> Iterator[Row]:
     elif is_file(path.name):
         yield from _rows_of_table(path, header)
     else:
-        endings = f"{', '.join(ENDINGS)} (or these with .gz)"
-        remedy = _REMEDIES.get(path.suffix, "save the table as one of these")
-        raise ValueError(f"{path} is neither a file that ends in {endings} nor a folder saved by datasets: {remedy}")
+        raise ValueError(_other_kind(path))
 
 
 def _rows_of_table(path: Path, header: bool) -> Iterator[Row]:

@@ -27,7 +27,7 @@ from speccascade_jax.core import names
 from speccascade_jax.data import directory
 from speccascade_jax.data.sentence_pairs import TextPair, group, join_texts, read_pairs
 from speccascade_jax.data.tasks import hub_data
-from speccascade_jax.data.tasks.file_task import ENDINGS, FileTask, is_file
+from speccascade_jax.data.tasks.file_task import ENDINGS, FileTask, check_no_path, is_file
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.task import Example, FewShotTask, Record, Task, Template, json_lines, shuffled
 from speccascade_jax.metrics.answers import UNANSWERABLE
@@ -388,6 +388,7 @@ def get_task(name: str | Task) -> Task:
     Raises:
         ValueError: the task is unknown (the message names the nearest names), or a number of exemplars is given for a
             task without exemplars.
+        FileNotFoundError: the name is that of a file that does not exist.
 
     Examples:
         >>> from speccascade_jax.extend import get_task
@@ -402,6 +403,8 @@ def get_task(name: str | Task) -> Task:
     if is_file(name):
         return FileTask(path=name, **hub_data.task_fields(name) if hub_data.is_name(name) else {})
     plain, colon, shots = name.partition(":") if isinstance(name, str) else (name, "", "")
+    if isinstance(name, str) and name not in TASKS:
+        check_no_path(plain)
     also = f"; for your own file give a path that ends in {', '.join(ENDINGS)} (gin/tasks/file.gin), for a data set"
     also += " saved by datasets its folder './folder', for one on the hub hf:owner/name, for a task registered with "
     also += "seqio a SeqioTask (gin/tasks/seqio.gin)"

@@ -186,6 +186,24 @@ def test_missing_and_unsupported_files_are_rejected(tmp_path):
         get_task("no_such_task")
 
 
+@pytest.mark.parametrize(("name", "message"), [
+    ("mine.cvs", "task 'mine.cvs': file mine.cvs does not exist, .*: did you mean mine.csv?"),
+    ("./mine.CSV", "did you mean mine.csv?"), ("~/no/mine.tvs", "files end in .tsv, .csv, .jsonl .or these with .gz"),
+    ("mien.csv", "file mien.csv does not exist, .*: did you mean mine.csv?"),
+    ("data/mine.txt", "file data/mine.txt does not exist, .* are hf:owner/name"),
+    ("other.json", "other.json is neither a file that ends in .*: write one object per line"),
+    ("my_task.SMALL", "task 'my_task.SMALL': there is no module 'my_task'"),
+    ("statistics.cvs", "task 'statistics.cvs': module 'statistics' has no 'cvs'"),
+])  # fmt: skip
+def test_a_misspelt_file_is_named_with_the_nearest_one(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.csv").write_text("source,reference\na,b\n")
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises((FileNotFoundError, ValueError), match=message) as raised:
+        get_task(name).load()
+    assert "\n" not in str(raised.value)
+
+
 def test_folders_saved_by_datasets_are_read(tmp_path, monkeypatch):
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     rows = {"train": [{"source": "a", "reference": "b"}], "test": [{"source": "c", "reference": "d"}]}
