@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _convert(args: argparse.Namespace) -> None:
     stored = reading.find(args.source)
     dtype, begin = args.dtype or converting.default_dtype(stored), time.monotonic()
+    converting.check_outside(args.source, args.destination)
     native.check_free(args.destination, args.overwrite)
     size = filesize.decimal(converting.size(stored, dtype))
     print(f"{stored.format}: {len(stored.plan)} parameters, {size} as {dtype}")

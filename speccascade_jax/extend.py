@@ -14,6 +14,7 @@ Examples:
 """
 
 from speccascade_jax.core import rngs
+from speccascade_jax.core.controls import make_controls
 from speccascade_jax.core.protocols import (
     Decision,
     Drafter,
@@ -27,8 +28,8 @@ from speccascade_jax.core.protocols import (
     Start,
     StopPolicy,
 )
-from speccascade_jax.core.sampling import laws_and_token
-from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, LMOutput, Prompt
+from speccascade_jax.core.sampling import Laws, laws_and_token
+from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, LMOutput, Prompt, Sampling
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task
@@ -43,14 +44,14 @@ from speccascade_jax.models.teacher_forcing import catch_up, layer_states, plain
 from speccascade_jax.pairs import drafter_files
 from speccascade_jax.pairs.prompts import make_prompt
 from speccascade_jax.rules.rule import Alpha, Rule
-from speccascade_jax.rules.verification import TokenWise, Verdict, Verifier
+from speccascade_jax.rules.verification import Acceptance, TokenWise, Verdict, Verifier
 from speccascade_jax.stopping.policies import Capped
 
 __all__ = [
-    "Alone", "Alpha", "Arm", "BoundModel", "Capped", "Controls", "Decision", "Decoder", "Draft", "DraftStep",
-    "Drafter", "Example", "FileTask", "LMOutput", "LanguageModel", "LawPair", "LayeredModel", "Level", "Method",
-    "Metric", "Outcome", "Planner", "ReadsLayers", "Prompt", "Request", "Rule", "SeqioTask", "SequenceMethod",
-    "Settings", "Speculation", "Start", "StopPolicy", "Task", "TokenWise", "Verdict", "Verifier", "catch_up",
-    "check_rule", "drafter_files", "get_task", "laws_and_token", "layer_states", "make_prompt", "plain_params",
-    "rngs",
+    "Acceptance", "Alone", "Alpha", "Arm", "BoundModel", "Capped", "Controls", "Decision", "Decoder", "Draft",
+    "DraftStep", "Drafter", "Example", "FileTask", "LMOutput", "LanguageModel", "LawPair", "Laws", "LayeredModel",
+    "Level", "Method", "Metric", "Outcome", "Planner", "Prompt", "ReadsLayers", "Request", "Rule", "Sampling",
+    "SeqioTask", "SequenceMethod", "Settings", "Speculation", "Start", "StopPolicy", "Task", "TokenWise", "Verdict",
+    "Verifier", "catch_up", "check_rule", "drafter_files", "get_task", "laws_and_token", "layer_states",
+    "make_controls", "make_prompt", "plain_params", "rngs",
 ]  # fmt: skip

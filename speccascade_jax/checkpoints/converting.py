@@ -12,6 +12,7 @@ import numpy as np
 from speccascade_jax.checkpoints import huggingface, native
 from speccascade_jax.checkpoints.array_plan import Piece, Stored, in_stored_order, shape_of, stream
 from speccascade_jax.models.stacks import in_stack, stack_path, stacked_shapes
+from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.checksums import CHECKSUMS
 from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import expanded
@@ -79,11 +80,13 @@ def convert(
             parameters.
 
     Raises:
+        ValueError: `destination` is inside the source.
         FileExistsError, LockedError: as in `save`, before anything is read.
         CheckpointError: as in `load`.
     """
     if dtype not in native.SAVED_DTYPES:
         raise ValueError(f"dtype is {dtype!r}: choose one of {', '.join(native.SAVED_DTYPES)}")
+    check_outside(stored.path, destination)
     kind = native.held_as(dtype)
     depths = _depths(stored) if stored.config.scan_layers and dtype != "int8" else {}
 
@@ -96,6 +99,14 @@ def convert(
 
     with native.claimed(destination, overwrite) as target:
         native.write(target, stored.config, arrays(), dtype, depths)
+
+
+def check_outside(source: str | os.PathLike[str], destination: str | os.PathLike[str]) -> None:
+    """Raises a `ValueError` if a conversion would write into its source, which must stay as it is."""
+    paths = (expanded(path) for path in (source, destination))
+    folder, place = (path if isinstance(path, BucketPath) else path.resolve() for path in paths)
+    if folder in place.parents:
+        raise ValueError(f"{destination} is inside the source {source}: choose a destination outside it")
 
 
 def _depths(stored: Stored) -> dict[str, int]:

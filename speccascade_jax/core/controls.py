@@ -45,6 +45,12 @@ def make_controls(
 
     With `draft_temperature=None` the draft has the target's temperature. `inner` holds the controls of engines that
     draft for this one. A number outside its range raises the error of `make_sampling`.
+
+    Examples:
+        >>> from speccascade_jax.extend import make_controls
+        >>> controls = make_controls(2, alpha=[0.1, 0.5], temperature=1.0)
+        >>> print(controls.alpha, controls.draft.temperature, controls.target.top_p)
+        [0.1 0.5] [1. 1.] [1. 1.]
     """
     # If no draft temperature is given, the draft samples with the target's settings.
     draft = target = make_sampling(batch, temperature, top_p, top_k)

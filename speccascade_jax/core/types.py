@@ -253,6 +253,13 @@ class Sampling:
     """The settings of the sampling transform `S`: three float32 arrays `[B]` with one number per row.
 
     `temperature` 0 means greedy decoding; `top_k` 0 and `top_p` 1 change nothing.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Sampling
+        >>> sampling = Sampling(temperature=np.float32([0, 1]), top_p=np.ones(2, "f"), top_k=np.zeros(2, "f"))
+        >>> print(sampling.temperature <= 0)  # which rows are greedy
+        [ True False]
     """
 
     temperature: Float32[Array, " B"]

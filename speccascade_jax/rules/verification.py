@@ -127,6 +127,15 @@ class Acceptance(NamedTuple):
     Attributes:
         kept: `[..., V]`, the mass of tokens that are drafted and kept.
         replacement: `[..., V]`, the distribution after a rejection.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Acceptance
+        >>> q, p = np.array([0.5, 0.5]), np.array([0.25, 0.75])
+        >>> kept = np.minimum(q, p)  # speculative sampling keeps min(q, p)
+        >>> parts = Acceptance(kept, replacement=(p - kept) / (1 - kept.sum()))
+        >>> print(parts.kept + (1 - parts.kept.sum()) * parts.replacement)  # the target's distribution
+        [0.25 0.75]
     """
 
     kept: Array

@@ -149,6 +149,18 @@ def test_existing_destinations_are_replaced_only_if_allowed(theirs, tmp_path, ca
         converting.convert(find(theirs), tmp_path / "half", "float16")
 
 
+def test_a_destination_inside_the_source_is_refused(theirs, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(theirs, target_is_directory=True)
+    before = sorted(theirs.rglob("*"))
+    for inner in (theirs / "ours", theirs / "a/b", tmp_path / "link/ours"):
+        assert main([str(theirs), str(inner), "--overwrite"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"error: {inner} is inside the source {theirs}: choose a destination outside it"
+    with pytest.raises(ValueError, match="is inside the source"):
+        converting.convert(find(theirs), theirs / "ours", "float32")
+    assert sorted(theirs.rglob("*")) == before
+
+
 def test_the_command_line_reports_errors(tmp_path, capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
