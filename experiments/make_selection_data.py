@@ -14,7 +14,7 @@ settings: it makes only the missing data. A killed run resumes where it stopped,
 The format is described in `speccascade_jax/selection/data.py`; experiments/train_policy.py reads it.
 """
 
-from speccascade_jax.runtime import gin_flags
+from speccascade_jax.runtime import gin_flags, short_flags
 from speccascade_jax.selection import make_data
 
 EXAMPLE = (
@@ -22,4 +22,4 @@ EXAMPLE = (
 )
 
 if __name__ == "__main__":
-    gin_flags.main(make_data.make, EXAMPLE)
+    gin_flags.main(make_data.make, EXAMPLE, sizes=short_flags.SIZES)

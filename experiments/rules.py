@@ -28,6 +28,9 @@ def main(argv: Sequence[str]) -> None:
     """Runs the sweep of the rules that the first words of the command line name."""
     rules = tuple(itertools.takewhile(lambda word: not word.startswith("-"), argv[1:]))
     flags = argv[1 + len(rules) :]
+    if any(flag.lstrip("-").partition("=")[0] == "methods" for flag in flags):
+        remedy = f"name your rules first, without a flag ({EXAMPLE}); `sweep --methods=…` measures chosen methods"
+        sys.exit(f"error: rules has no flag --methods, because it measures all rules of the paper: {remedy}")
     if not (rules or {"--help", "--helpfull", "--version"} & {*flags}):
         sys.exit(f"error: name your rules before all flags; for example: {EXAMPLE}; --help lists all flags")
     files = dict.fromkeys(f"{name.rpartition('.')[0]}.py" for name in rules)

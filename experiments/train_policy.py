@@ -24,10 +24,11 @@ import json
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import gin_flags, interrupts, malloc
+from speccascade_jax.runtime import gin_flags, interrupts, malloc, short_flags
 from speccascade_jax.selection import train
 
-gin_flags.define_flags()
+SHORT = short_flags.Offered(function=train.PolicyTrainer, sizes=short_flags.POLICY_SIZES)
+gin_flags.define_flags(SHORT)
 MODE = flags.DEFINE_enum(
     "mode",
     "train",
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown argument {argv[1]!r}; flags look like --gin.NAME=VALUE")
     with gin_flags.one_line_errors():
-        gin_flags.read_alone("python -m experiments.train_policy --gin_file=gin/train_policy.gin")
+        gin_flags.read_alone("python -m experiments.train_policy --gin_file=gin/train_policy.gin", SHORT)
         trainer = gin.get_configurable(train.PolicyTrainer)()
         if MODE.value == "train":
             print(json.dumps(trainer.run(), indent=1))

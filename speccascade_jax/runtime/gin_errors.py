@@ -22,6 +22,10 @@ from speccascade_jax.storage.files import expanded
 
 DEEP = "macros, includes or brackets are nested too deeply; does one of them refer to itself?"
 _BARE_TEXT = re.compile(r"[^\s\"'()\[\]{}]*[A-Za-z][^\s\"'()\[\]{}]*")
+READ = list[str]()
+"""The gin files that the last `gin_flags.parse_gin` read, with their includes."""
+_SETTING = re.compile(r"(?:[\w/]+\.)*(\w+)=")
+"""Beginning of a message about a value, `Settings.block_size=`."""
 _CALL = re.compile(r"\n  In call to configurable [^\n]*")
 _MACRO = re.compile(r"([A-Za-z_][\w/]*)\s*=")
 """Beginning of a setting whose name has no dot."""
@@ -48,7 +52,25 @@ def explained(error: BaseException, reading: str = "") -> str:
         if isinstance(error, KeyError):
             text = text.strip("'\"")  # str() of a KeyError is the repr of its message
     text = "; ".join([text, *getattr(error, "__notes__", [])])
-    return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading)
+    return _line(_better(text, file or reading), f"{file}, line {number}" if file else reading or _set_at(text))
+
+
+def _set_at(message: str) -> str:
+    """Returns file and line of the only binding with the name and the value that a message begins with, else "".
+
+    Gin forgets where it has read a value, but a message such as "block_size=0 is not …" comes after the reading.
+    """
+    if not (setting := _SETTING.match(message)):
+        return ""
+    binding = re.compile(rf"\s*(?:[\w./]+\.)?{setting[1]}\s*=\s*([^#\n]*[^#\s])")
+    places = list[str]()
+    for file in dict.fromkeys(READ):
+        with contextlib.suppress(OSError, ValueError):
+            for number, line in enumerate(expanded(file).read_text("utf-8-sig").splitlines(), 1):
+                bound = binding.match(line)
+                if bound and re.match(re.escape(bound[1]) + r"(?!\.?\w)", message[setting.end() :]):
+                    places.append(f"{file}, line {number}")
+    return places[0] if len(places) == 1 else ""
 
 
 def explained_flag(error: BaseException, bindings: Sequence[str]) -> str:

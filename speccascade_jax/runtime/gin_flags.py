@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import IO, Any
 
 import gin
 from absl import app, flags, logging
@@ -148,6 +148,7 @@ def parse_gin(
             nothing uses a macro of `bindings`; the message names the place.
         OSError: a file is in none of the search paths.
     """
+    gin_errors.READ.clear()
     folders = (*search_paths, str(share_root()))
     for folder in folders:
         gin.add_config_file_search_path(str(expanded(folder)))
@@ -193,12 +194,17 @@ def _reading_files() -> Iterator[None]:
     logging.set_verbosity(logging.FATAL)
     # `gin.register_file_reader` would put this reader after gin's own, which would read the file first
     safe = [(reader, _without_error(exists)) for reader, exists in readers]
-    gin.config._FILE_READERS = [(legacy_gin.opened, _is_file), *safe]
+    gin.config._FILE_READERS = [(_opened, _is_file), *safe]
     try:
         yield
     finally:
         gin.config._FILE_READERS = readers
         logging.set_verbosity(verbosity)
+
+
+def _opened(path: str) -> IO[str]:
+    gin_errors.READ.append(path)
+    return legacy_gin.opened(path)
 
 
 def _is_file(path: str) -> bool:
@@ -422,9 +428,12 @@ def run_app(run: Callable[[list[str]], Any], resume: str) -> None:
 def _parse_flags(args: Sequence[str]) -> list[str]:
     arguments.print_version(args)
     try:
-        return app.parse_flags_with_usage(rewrite_arguments(args))
+        rest: list[str] = flags.FLAGS(rewrite_arguments(args))
     except ValueError as error:
         sys.exit(f"error: {error}")
+    except flags.Error as error:
+        sys.exit(f"error: {' '.join(str(error).split())}; --help lists all flags")
+    return rest
 
 
 def settings(function: Callable[..., Any]) -> str:

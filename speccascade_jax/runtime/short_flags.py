@@ -15,9 +15,11 @@ from speccascade_jax.runtime import hosts, shorthands
 
 SIZES: Mapping[str, str] = {"quick": "configs/sizes/quick.gin", "full": "configs/sizes/published.gin"}
 """Flags that set the numbers of examples, and the gin files that do so, read last."""
+POLICY_SIZES = {"quick": "configs/sizes/quick_policy.gin", "full": "configs/sizes/published_policy.gin"}
+"""The same of `experiments.train_policy`, whose examples are those of its data."""
 _SIZED = {
-    "quick": "a first look: 16 examples, 8 of them timed",
-    "full": "the published size: 500 examples, all of them timed in 3 trials",
+    "quick": "a first look: 16 examples, 8 of them timed, or few policies",
+    "full": "the published size: 500 examples, all of them timed in 3 trials, or all policies",
 }
 _FIRST_LOOK = {"Evaluation.task": "tiny_translation", "ModelPair.name": "tatoeba_en_de"}
 """The task and the pair that --quick measures if the gin files leave them open."""

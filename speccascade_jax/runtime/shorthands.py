@@ -99,7 +99,7 @@ def _is(hint: Any, kind: type) -> bool:
     return hint is kind or typing.get_origin(hint) is kind
 
 
-PLACES = ("output", "folder")
+PLACES = ("output", "folder", "run_dir")
 """Arguments that name where a command writes."""
 SHORTHANDS: Mapping[str, Shorthand] = {
     "task": Shorthand(

@@ -57,6 +57,15 @@ def test_mistakes_end_in_one_line(call, arguments, message):
     assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--methods=chow"], ["my_rules.MINE", "--methods", "chow"]])
+def test_a_choice_of_methods_is_refused_in_one_line_with_the_remedy(arguments):
+    with pytest.raises(SystemExit) as ended:
+        rules.main(["rules", *arguments])
+    message = str(ended.value)
+    assert message.startswith("error: rules has no flag --methods, because it measures all rules of the paper: name")
+    assert "`sweep --methods=…` measures chosen methods" in message and "\n" not in message
+
+
 def test_files_of_the_current_folder_are_imported_so_that_records_hold_them(tmp_path, monkeypatch):
     seen = []
     monkeypatch.chdir(tmp_path)

@@ -25,6 +25,18 @@ def test_the_program_and_commands_with_gin_files_print_it_before_anything_else(c
         assert capsys.readouterr().out == LINE
 
 
+@pytest.mark.parametrize(("flag", "message"), [
+    ("--gin_fill=a.gin", "error: Unknown command line flag 'gin_fill'. Did you mean: gin_file"),
+    ("--process_count=two", "error: flag --process_count=two: invalid literal for int()"),
+])  # fmt: skip
+def test_a_wrong_flag_is_one_line(flag, message):
+    gin_flags.define_flags()
+    with pytest.raises(SystemExit) as ended:
+        gin_flags._parse_flags(["sweep", flag])
+    said = str(ended.value)
+    assert said.startswith(message) and said.endswith("; --help lists all flags") and "\n" not in said
+
+
 PARTS = ("compilation", "workers")
 """Programs that other benchmarks start."""
 

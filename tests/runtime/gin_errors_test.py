@@ -91,6 +91,25 @@ def test_a_macro_of_the_command_line_that_no_setting_uses_is_refused(binding, sa
     assert str(error.value).endswith(said) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("message", "place"), [
+    ("block_size=0 is not a whole number >= 1", "c.gin, line 5: "), ("points.Settings.alpha=1.5 is outside", ""),
+    ("block_size=0.5 is not a whole number", ""), ("quality_batch=0 is", ""), ("batch_size=0 is", ""),
+    ("top_p='x' is not a finite number", "d.gin, line 3: "),
+])  # fmt: skip
+def test_a_wrong_value_is_named_with_the_line_that_sets_it(message, place, gin_files, tmp_path):
+    """A value of the command line, and one that two lines set, have no place."""
+    (tmp_path / "d.gin").write_text(f"{IMPORTS}points.Settings.top_p = 'x'\n", encoding="utf-8")
+    (tmp_path / "c.gin").write_text(
+        f"{IMPORTS}include 'a.gin'\ninclude 'd.gin'\npoints.Settings.block_size = 0   # γ\n"
+        "a/points.Evaluation.quality_batch = 0\nb/points.Evaluation.quality_batch = 0\n", encoding="utf-8"
+    )  # fmt: skip
+    gin_flags.parse_gin(["c.gin"], ["points.Settings.alpha = 1.5"])
+    assert gin_errors.explained(ValueError(message)) == place + message
+    gin.clear_config()
+    gin_flags.parse_gin([])
+    assert gin_errors.explained(ValueError(message)) == message
+
+
 def test_files_without_macros_say_so(gin_files):
     with pytest.raises(ValueError, match="no setting uses %RESULTS: the gin files use no macros"):
         gin_flags.parse_gin([], ["RESULTS = 'x'"])

@@ -14,7 +14,7 @@ from speccascade_jax.evaluation.studies.spec_bench import answering
 from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.hierarchy import optimizing
 from speccascade_jax.runtime import gin_flags, recipe, short_flags, shorthands
-from speccascade_jax.selection import report, serving
+from speccascade_jax.selection import make_data, report, serving, train
 from speccascade_jax.training import exits
 from tests.support.recipes import CONFIGS
 
@@ -26,8 +26,8 @@ TWO = ("--gin_file=configs/paper1_table2.gin", "--gin_file=configs/sizes/tiny.gi
     (experiment.sweep, ["task", "pair", "methods", "alphas", "output"]),
     (calibrating.calibrate, ["task", "pair", "methods", "alphas", "output"]),
     (experiment.run, ["task", "pair", "output"]), (surveying.survey, ["task", "pair", "output"]),
-    (answering.run, ["pair", "output"]), (serving.serve, ["pair", "output"]), (exits.ExitTrainer, ["pair"]),
-    (recipe.run, ["output"]),
+    (answering.run, ["pair", "output"]), (serving.serve, ["pair", "output"]), (exits.ExitTrainer, ["pair", "output"]),
+    (recipe.run, ["output"]), (train.PolicyTrainer, ["output"]),
 ])  # fmt: skip
 def test_the_signature_says_which_flags_a_command_has(function, known):
     assert list(shorthands.arguments(function)) == known
@@ -46,7 +46,7 @@ def read(monkeypatch):
             monkeypatch.setattr(short_flags.flags, name, local)
         for define, name, default, text in gin_flags._FLAGS:
             define(name, default, text, flag_values=parsed)
-        short = short_flags.Offered(function=function, sizes=short_flags.SIZES, **offered)
+        short = short_flags.Offered(function=function, **({"sizes": short_flags.SIZES} | offered))
         short.define()
         monkeypatch.undo()
         monkeypatch.setattr(flags, "FLAGS", parsed)
@@ -134,7 +134,7 @@ def test_a_command_line_without_short_flags_needs_a_gin_file(read):
 
 FUNCTIONS = (experiment.sweep, surveying.survey, optimizing.optimize, report.compare, serving.serve)
 TRAINED = ("configs/paper5_figure2.gin", "configs/paper5_figure3.gin")
-"""Recipes of `experiments.train_policy`, whose size is that of their data."""
+"""Recipes of `experiments.train_policy`, whose data `experiments.make_selection_data` makes."""
 
 
 @pytest.mark.parametrize("config", [config for config in CONFIGS if config not in TRAINED])
@@ -152,6 +152,19 @@ def test_each_recipe_has_a_first_look_and_a_published_size(config, size, quality
 
 
 OTHERS = {"full": ("--gin.Evaluation.task='xsum'",)}
+
+
+@pytest.mark.parametrize(("size", "queries", "policies"), [("quick", 16, 3), ("full", 500, 5)])
+def test_recipes_of_trained_policies_have_both_sizes_too(size, queries, policies, read):
+    data = ("--gin_file=gin/selection_data.gin", "--gin_file=gin/selection/tiny_two_ways.gin")
+    values = read(*data, f"--{size}", function=make_data.make)
+    assert values["QUERIES"] == queries and values["make.output"] == f"runs/selection/data_{size}"
+    for config in TRAINED:
+        sizes = short_flags.POLICY_SIZES
+        values = read(f"--gin_file={config}", f"--{size}", function=train.PolicyTrainer, sizes=sizes)
+        assert len(values["weights.alignment_weights"]) == policies and len(values["curves.seeds"]) in (1, 3)
+        assert values["PolicyTrainer.run_dir"] == f"runs/selection/{Path(config).stem}_{size}"
+        assert values["PolicyTrainer.data"] == f"runs/selection/{Path(config).stem}_data"
 
 
 def _value(value):
