@@ -5,7 +5,7 @@ from typing import Any
 
 from speccascade_jax.runtime import moved
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "api": ("DecodeOutput", "decode", "target_law"),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import speccascade_jax as sc
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.runtime.paths import repository_root
@@ -52,7 +53,9 @@ def desk(tmp_path_factory):
     done = subprocess.run(build, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     (wheel,) = wheels.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)], check=True, timeout=600)
+    index = _index(tmp_path_factory.mktemp("index"), wheel)
+    source = ["--no-deps", "--no-cache-dir", "--index-url", index.as_uri(), "--target", str(installed)]
+    subprocess.run([*pip, "install", *source, "speccascade_jax"], check=True, timeout=600)
     rows = [("The weather was cold.", "Das Wetter war kalt."), ("I stayed at home.", "Ich blieb zu Hause.")]
     lines = "".join(f'"{source}","{reference}"\n' for source, reference in rows * 5)
     (folder / "mine.csv").write_text("source,reference\n" + lines)
@@ -63,8 +66,27 @@ def desk(tmp_path_factory):
         command = [sys.executable, str(installed / "bin" / "speccascade"), *words]
         return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
 
-    typed.folder, typed.installed = folder, installed
+    typed.folder, typed.installed, typed.wheel = folder, installed, wheel
     return typed
+
+
+def _index(folder: Path, wheel: Path) -> Path:
+    """Returns the folder of a package index with one wheel, in the form that PyPI has (PEP 503)."""
+    (folder / "speccascade-jax").mkdir()
+    (folder / "speccascade-jax" / "index.html").write_text(f'<a href="{wheel.as_uri()}">{wheel.name}</a>')
+    return folder
+
+
+def test_an_index_gives_a_small_wheel_that_knows_its_version(desk):
+    """PyPI refuses files above 100 MB; the shipped pairs are the largest part."""
+    version = sc.__version__
+    assert desk.wheel.name == f"speccascade_jax-{version}-py3-none-any.whl" and desk.wheel.stat().st_size < 60e6
+    assert desk("--version").stdout == f"speccascade_jax {version}\n"
+    program = "import speccascade_jax as sc; print(sc.__file__, sc.shipped_pairs())"
+    environment = os.environ | {"PYTHONPATH": str(desk.installed), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=desk.folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.stdout.startswith(f"{desk.installed / 'speccascade_jax' / '__init__.py'} ") and "tatoeba" in done.stdout
 
 
 @pytest.mark.sample(0)
