@@ -1,7 +1,4 @@
-"""Check that a tag can be released, and print the changelog's section of its version.
-
-python .ci/release.py v0.3.0 > notes.md
-"""
+"""Check that a tag can be released, and print the changelog's section: python .ci/release.py v0.3.0 > notes.md."""
 
 import re
 import sys

@@ -20,7 +20,7 @@ def clone(tmp_path):
     files = {
         "speccascade_jax/__init__.py": '"""Text."""\n__version__ = "1.2.0"\n',
         "CITATION.cff": "cff-version: 1.2.0\nversion: 1.2.0\ndate-released: 2030-01-02\n",
-        "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2030-01-02\n\n### Breaking\n- a\n\n## [1.1.0] - 2029\n- b\n",
+        "CHANGELOG.md": "## [Unreleased]\n\n## [1.2.0] - 2030-01-02\n### Breaking\n- a\n\n## [1.1.0]\n- b\n",
     }
     (tmp_path / "speccascade_jax").mkdir()
     for name, text in files.items():
@@ -40,7 +40,7 @@ def test_the_notes_are_the_section_of_the_tag_alone(clone):
 
 
 @pytest.mark.parametrize(("file", "old", "new", "message"), [
-    ("CITATION.cff", "\nversion: 1.2.0", "\nversion: 1.1.0", "the tag is v1.2.0, but the package has version 1.2.0 and C"),
+    ("CITATION.cff", "\nversion: 1.2.0", "\nversion: 1.1.0", "the tag is v1.2.0, but the package has version 1.2.0"),
     ("speccascade_jax/__init__.py", "1.2.0", "1.3.0", "but the package has version 1.3.0"),
     ("CHANGELOG.md", "[1.2.0]", "[1.2.1]", "CHANGELOG.md has no section '## [1.2.0] - 2030-01-02'"),
     ("CHANGELOG.md", "2030-01-02", "2030-01-03", "CHANGELOG.md has no section"),

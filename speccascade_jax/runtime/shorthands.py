@@ -156,7 +156,7 @@ def bindings(function: Callable[..., Any], texts: Mapping[str, str], typed: Sequ
     for flag, (argument, hint) in arguments(function).items():
         for field, value in SHORTHANDS[flag].values(texts[flag].strip()).items() if flag in texts else ():
             scope = _scope(function, argument) if field else ""
-            name = f"{scope}{hint.__name__}.{field}" if field else f"{_name(function)}.{argument}"
+            name = f"{scope}{hint.__name__}.{field}" if field else f"{_selector(function)}.{argument}"
             if twice := next((line for line in typed if same(line, name)), None):
                 written = f"--{flag}={texts[flag]} and --gin.{twice.partition('=')[0].strip()}"
                 raise ValueError(f"{written} set the same parameter: leave one of them out")
@@ -178,13 +178,9 @@ def same(binding: str, name: str) -> bool:
 
 
 def _selector(function: Callable[..., Any]) -> str:
-    """Returns gin's full name of a function; its own name if no gin file mentions it."""
+    """Returns gin's full name of a function, as two modules may have a `make`; its own if no gin file mentions it."""
     entries = (gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG)
     return next((entry.selector for entry in entries if entry.wrapped is function), function.__name__)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return ".".join(_selector(function).split(".")[-2:])
 
 
 def _scope(function: Callable[..., Any], argument: str) -> str:
@@ -223,7 +219,7 @@ def renamed(function: Callable[..., Any], words: Sequence[str], typed: Sequence[
     """
     for argument in [name for name in inspect.signature(function).parameters if name in PLACES]:
         place, macros = bound(function, argument)
-        name = f"{_name(function)}.{argument}"
+        name = f"{_selector(function)}.{argument}"
         chosen = any(same(line, name) or line.partition("=")[0].strip() in macros for line in typed)
         if words and not chosen and place and isinstance(place, str):
             stem, suffix = os.path.splitext(place.rstrip("/"))
