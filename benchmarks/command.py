@@ -56,9 +56,9 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import arguments, compilation_cache
+from speccascade_jax.runtime.progress import clock_time
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 FORMAT = 1

@@ -28,8 +28,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from speccascade_jax.checkpoints import converting, native, reading
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime import arguments, interrupts
+from speccascade_jax.runtime.progress import clock_time
 from speccascade_jax.storage.locks import LockedError
 
 

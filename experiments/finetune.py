@@ -30,7 +30,7 @@ from typing import Any
 import gin
 from absl import app, flags, logging
 
-from speccascade_jax.runtime import compilation_cache, gin_flags, hosts, interrupts, malloc
+from speccascade_jax.runtime import compilation_cache, gin_flags, hosts, interrupts, malloc, recipe_header
 from speccascade_jax.training.finetune import evaluations, output_files, trainer
 from speccascade_jax.training.finetune.run import train
 
@@ -79,6 +79,7 @@ def main(argv: list[str]) -> None:
         gin_flags.join(MODE.value == "train", "python -m experiments.finetune")
         compilation_cache.switch_on()
         gin_flags.read("python -m experiments.finetune --gin_file=gin/train_target.gin")
+        recipe_header.announce()
         result = run(gin.get_configurable(trainer.Trainer)())
         if hosts.first():
             print(json.dumps(result))

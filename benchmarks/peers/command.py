@@ -30,10 +30,10 @@ from benchmarks.peers.pairs import PAIRS
 from benchmarks.peers.protocol import Worker, WorkerError
 from speccascade_jax.core.checks import whole
 from speccascade_jax.evaluation.environment import device
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import arguments
 from speccascade_jax.runtime.paths import repository_root
+from speccascade_jax.runtime.progress import clock_time
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 FORMAT = 1

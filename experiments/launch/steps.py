@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from speccascade_jax.runtime import progress
+
 GRACE = 300.0
 """Seconds in which commands may save their state after a signal."""
 
@@ -96,6 +98,7 @@ def run(steps: Sequence[Step], together: bool) -> int:
 
 
 def _run_commands(commands: Sequence[Command]) -> int:
+    progress.end()  # the commands show their progress themselves
     running: list[subprocess.Popen[str]] = []
     try:
         for command in commands:

@@ -36,7 +36,8 @@ from speccascade_jax.results.store.record import Record, Row
 from speccascade_jax.results.store.record_key import is_stale
 from speccascade_jax.results.store.result_store import ResultStore
 from speccascade_jax.rules.deferral import RULES
-from speccascade_jax.runtime import gin_errors, hosts, profiles
+from speccascade_jax.runtime import gin_errors, hosts, profiles, recipe_header
+from speccascade_jax.runtime.progress import counted, stage
 from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 
@@ -68,6 +69,7 @@ def run(
     validate(point)
     result_store.check_name(output)
     profiles.check_place("profile_at", profile_at)
+    recipe_header.announce("1 point")
     with opened(output) as store:
         result_store.check_format(store.records, output)
         session, known = open_session([point]), list(store.records)
@@ -185,7 +187,9 @@ def sweep(
     if workers and points:
         pool.check(points, workers, worker_device)
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
+    recipe_header.announce(f"{len(points)} points")
     if dry_run:
+        recipe_header.announce_places()
         _list(points)
         return None
     if not points:
@@ -200,6 +204,7 @@ def sweep(
             keys = measure_in(started, groups, store, elsewhere)
         else:
             session = open_session(points)
+            recipe_header.announce_places()
             store.take_over(map(session.key, points), elsewhere)
             keys = measure(groups, store, session, profile_at=profile_at)
         tell_without_outputs(store, points[0].evaluation, keys)
@@ -322,7 +327,8 @@ def measure(
         progress: whether to show progress.
         profile_at: place for a trace of the first point that is measured, or of the first one if all are stored.
     """
-    identities = {point: session.identity(point) for group in groups for point in group}
+    points = list(itertools.chain(*groups))
+    identities = {point: session.identity(point) for point in counted(points, "looking for records of the points")}
     keys = [identity.key for identity in identities.values()]
     _agree(store, list(identities.values()))
     stale = tell_stale(store, identities.values())
@@ -344,7 +350,8 @@ def measure(
     evaluate_points = FirstPoint(partial(way or evaluate, session, earlier=earlier), session, profile_at)
     with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None
-        result_store.fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
+        with stage(lambda: f"{shown.done} of {shown.total} points measured" if shown else "measuring"):
+            result_store.fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
     if profile_at is not None:
         evaluate_points.trace(next(iter(identities)))
     return keys
@@ -397,18 +404,22 @@ def present(store: ResultStore, together: Sequence[str] = (), share: str = "reje
 
     If nothing was timed, the list of all points is printed instead of Table 2.
     """
-    all_panels = panels.panels(store.records, together)
+    with stage("making tables"):
+        all_panels = panels.panels(store.records, together)
     printing.show(all_panels, points=not any(record.get("latency") for record in store.records))
     print(f"results: {store.path}")
     if any(panel.curves for panel in all_panels):
         from speccascade_jax.results.report.figures import tradeoff
 
-        for path in tradeoff.draw_all(all_panels, store.path.parent, store.path.stem, share=share):
+        with stage("drawing plots"):
+            paths = tradeoff.draw_all(all_panels, store.path.parent, store.path.stem, share=share)
+        for path in paths:
             print(f"plot: {path}")
     if text := gin_errors.operative():  # all gin values of this run; empty without a gin file
         rewrite(store.path.with_suffix(".settings.gin"), f"{text}\n", start=_OPERATIVE)
     if any(panel.target for panel in all_panels):
-        report = page.write(all_panels, store.path)
+        with stage("writing the report"):
+            report = page.write(all_panels, store.path)
         print(f"report: {report}")
         printing.print_next(all_panels, store.path, report)
 

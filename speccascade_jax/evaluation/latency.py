@@ -4,6 +4,7 @@ On a shared machine, two programs that are measured one after the other see diff
 baseline run in turns on every example, and the order alternates.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from speccascade_jax.results.store.record import Latency, RecordInterval
 from speccascade_jax.runtime import hosts
+from speccascade_jax.runtime.progress import counted
 
 Run = Callable[[int, int], Any]
 """Compiled call `(example, trial) -> generation`. The generation has one row; `lengths` is its number of tokens, and
@@ -61,15 +63,14 @@ def interleave(
         raise ValueError("there are no methods to time against the baseline: give one or more")
     runs = [methods[0], baseline, *methods[1:]]
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
-    for trial in range(trials):
-        for example in range(examples):
-            hosts.stop_here()  # all trials may take longer than the grace after SIGTERM
-            for n in _order(len(runs), trial + example):
-                begin = clock()
-                result = jax.block_until_ready(runs[n](example, trial))
-                seconds[n, trial, example] = clock() - begin
-                row_counts = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
-                counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in row_counts]
+    for trial, example in counted(list(itertools.product(range(trials), range(examples))), "timed turns"):
+        hosts.stop_here()  # all trials may take longer than the grace after SIGTERM
+        for n in _order(len(runs), trial + example):
+            begin = clock()
+            result = jax.block_until_ready(runs[n](example, trial))
+            seconds[n, trial, example] = clock() - begin
+            row_counts = (result.lengths, result.stats.draft_steps, result.stats.target_calls)
+            counts[n, :, trial, example] = [np.sum(np.asarray(count)) for count in row_counts]
     names = ("tokens", "draft_steps", "target_calls")
     # all processes use the first process's times, because later decisions must not differ between processes
     seconds = np.asarray(hosts.agreed(seconds.tolist()))

@@ -38,6 +38,7 @@ from speccascade_jax.results.store.outputs import ENTRY, LETTERS, Output
 from speccascade_jax.results.store.record import FORMAT, Record, Row, get_entry
 from speccascade_jax.runtime import hosts, own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
+from speccascade_jax.runtime.progress import counted, stage
 
 _LETTERS = "".join(LETTERS)
 
@@ -191,7 +192,8 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     generations, planned, noted = [], list[Row](), list[Seen]()
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
-    for chosen, kept in session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch):
+    batches = session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch)
+    for chosen, kept in counted(batches, f"quality of {_named(points)}, by batches"):
         hosts.stop_here()
         alphas = [points[n].settings.alpha for n in point_of_row[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
@@ -337,14 +339,17 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
         return [{} for _ in points]
     target = replace(points[0], settings=Settings(method=TARGET, **sampling_of(points[0].settings)))
     (baseline, *methods), seen = zip(*(_runner(session, point) for point in (target, *points)), strict=True)
-    jax.block_until_ready(baseline(0, 0))  # compiles the program, or warms the caches
-    for run, example in itertools.product(methods, range(examples)):
+    with stage("warming up the target"):
+        jax.block_until_ready(baseline(0, 0))  # compiles the program, or warms the caches
+    warmed = list(itertools.product(methods, range(examples)))
+    for run, example in counted(warmed, f"warming up {_named(points)}, by examples"):
         hosts.stop_here()
         # warm up every example: the first long block of a generation costs several times as much as the next one
         jax.block_until_ready(run(example, 0))
     for runs in seen:
         runs.clear()
-    alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
+    with stage(f"latency of {_named(points)}"):
+        alone, timings = latency.interleave(baseline, methods, examples=examples, trials=trials)
     ended, *early = (sum(len(failures(generation.failed_at)) for _, generation in runs) for runs in seen)
     speed = partial(_speed, session)
     records = []
@@ -360,6 +365,11 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
                 record["planned_latency"] = _planned_timings(session, point, runs)
         records.append(record)
     return records
+
+
+def _named(points: Sequence[Point]) -> str:
+    """Returns the label of the points' first one, and how many more there are."""
+    return points[0].label() + (f" and {len(points) - 1} more" if len(points) > 1 else "")
 
 
 def _speed(session: Session, point: Point, timed: latency.Timings, runs: Runs) -> dict[str, float]:

@@ -40,6 +40,7 @@ from speccascade_jax.pairs.prompts import example_ids, make_prompt, stop_ids
 from speccascade_jax.results.store.record import Provenance
 from speccascade_jax.results.store.record_key import judged_key, timed_key
 from speccascade_jax.runtime.mesh import fewest_rows
+from speccascade_jax.runtime.progress import stage
 from speccascade_jax.storage import hub
 from speccascade_jax.storage.files import point_key
 
@@ -76,14 +77,16 @@ class Session:
             # fails now, not after decoding, if a metric's name is misspelt or a package is missing
             quality.get_metric(name).signature()
         # load the examples before the weights, which take longer, so that missing data are noticed early
-        examples = load_examples(self.task, self.evaluation)
+        with stage(f"loading examples of {self.task.name}"):
+            examples = load_examples(self.task, self.evaluation)
         self.pair = load_source(source) if pair is None else pair
         # a task truncates its own prompts, so its length limit replaces a lower limit of the pair
         if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises ValueError if the pair has no vocabulary)
         self.pair = self.pair.for_chat if self.evaluation.chat else self.pair
-        self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
+        with stage("tokenizing the prompts"):
+            self.fitted = fit_prompts(self.pair, self.task, self.evaluation, examples)
         self.examples = self.fitted.examples
         # All prompts are padded to one length, because each length would need a compiled program of its own.
         longest = self.evaluation.max_new_tokens or 0
@@ -269,9 +272,10 @@ def open_session(points: Sequence[Point]) -> Session:
 def load_source(source: ModelPair) -> Pair:
     """Loads the models that a `ModelPair` names."""
     more = {name: getattr(source, name) for name in ("others", "dtype", "draft_dtype", "mesh", "draft_whole")}
-    if source.target is None or source.draft is None:
-        return load_pair(source.name, **more)
-    return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)
+    with stage(f"loading the models of {source.name}"):
+        if source.target is None or source.draft is None:
+            return load_pair(source.name, **more)
+        return Pair.load(source.target, source.draft, source.vocabulary, name=source.name, **more)
 
 
 def rehearse(source: ModelPair, evaluation: Evaluation) -> None:

@@ -21,6 +21,7 @@ from speccascade_jax.core.sampling import transform
 from speccascade_jax.core.types import Array, BoundModel, Params, Prompt, Sampling
 from speccascade_jax.models.early_exit import Places, distinct, restored
 from speccascade_jax.models.teacher_forcing import continued, failing
+from speccascade_jax.runtime.progress import counted
 
 STEPS, TURNS, MOST_TURNS = 16, 9, 720
 """The number of calls in one timed run, and the initial and the largest number of timed runs.
@@ -94,7 +95,8 @@ def measure(
     batches = [(prompt, *written) for prompt, written in zip(prompts, outputs, strict=True)]
     matrix, positions = acceptance(models, batches, samplings)
     first = jax.tree.map(lambda leaf: leaf[:1], prompts[0])
-    seconds = dict(costs) if costs else {name: call_seconds(bound, first) for name, bound in models.items()}
+    timed = counted(models.items(), "timing a call of each model", len(models))
+    seconds = dict(costs) if costs else {name: call_seconds(bound, first) for name, bound in timed}
     kept = [name for name in names if name == target or seconds[name] < seconds[target]]
     order = sorted(kept, key=lambda name: (name == target, seconds[name]))
     indices = [names.index(name) for name in order]
@@ -118,7 +120,7 @@ def acceptance(
     kinds = tuple(bound.model for bound in models.values())
     distinct_arrays, places = distinct([bound.params for bound in models.values()])
     total, positions = np.zeros((len(models), len(models))), 0
-    for batch in batches:
+    for batch in counted(batches, "acceptance between the models, by batches"):
         lengths = batch[2]
         of_rows = [make_sampling(len(lengths), *samplings[name]) for name in models]
         shared, failed = _shared(kinds, places, distinct_arrays, of_rows, batch)

@@ -23,6 +23,8 @@ from speccascade_jax.methods.build_drafter import the_one
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
 from speccascade_jax.results.store.record import Record, Row, Timed
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 TARGET_MODEL = "target"
@@ -78,16 +80,19 @@ def optimize(
         remedy = f"give costs, or a mesh of (1, {pair.mesh[1]})"
         raise ValueError(f"calls of one row are timed, and mesh={pair.mesh} splits rows over devices: {remedy}")
     check_replaceable(output, '"acceptance":', '"costs":')
+    recipe_header.announce(f"{len(pair.others) + 2} models")
     session = Session(point.pair, point.evaluation)
     _check_names(session.pair.models, costs, tail)
+    recipe_header.announce_places()
     measured = _measured(session, point, costs)
     if tail is not None and tail not in measured.names:
         raise ValueError(f"a call of the tail {tail!r} takes as long as a call of the target: choose a cheaper tail")
     chosen = {"best single draft": best_single(measured, max_budget)}
-    for objective in OBJECTIVES:
+    for objective in counted(OBJECTIVES, "searching for the best stacks, by objectives"):
         chosen[f"{objective} optimum"] = solve(measured.costs, measured.acceptance, max_budget, objective)
     runs: dict[Settings, Row] = {}
-    rows = [_row(session, point, measured, name, stack, runs) for name, stack in chosen.items()]
+    stacks = counted(chosen.items(), "measuring the stacks", len(chosen))
+    rows = [_row(session, point, measured, name, stack, runs) for name, stack in stacks]
     optimum = chosen[f"{OBJECTIVES[0]} optimum"]
     if tail is not None and optimum.budgets:
         rows.append(_row(session, point, measured, f"with tails of {tail}", optimum, runs, tail))

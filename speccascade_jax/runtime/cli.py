@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speccascade_jax.core.names import hint
+from speccascade_jax.runtime import progress
 from speccascade_jax.runtime.arguments import print_version
 from speccascade_jax.runtime.paths import share_root
 
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.path.insert(0, os.getcwd())
     sys.path.append(str(share_root()))
     sys.argv = [str(known[name]), *rest]
-    if known[name].stem == "__main__":
-        runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(str(known[name]), run_name="__main__")
+    with progress.shown():
+        if known[name].stem == "__main__":
+            runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(known[name]), run_name="__main__")

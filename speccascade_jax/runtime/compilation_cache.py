@@ -12,6 +12,7 @@ bucket's own permissions decide who can write.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
@@ -23,6 +24,7 @@ from typing import Any
 
 import jax
 
+from speccascade_jax.runtime import progress
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded
 
@@ -49,6 +51,7 @@ def switch_on() -> None:
     If the folder cannot be written, or another user owns it or can write to it, programs are not stored, and a warning
     says so.
     """
+    _tell_compiling()
     set_so_far = jax.config.values
     if set_so_far["jax_compilation_cache_dir"] is not None or not set_so_far["jax_enable_compilation_cache"]:
         return
@@ -72,6 +75,22 @@ def switch_on() -> None:
     if set_so_far["jax_persistent_cache_min_compile_time_secs"] == _JAX_KEEPS_FROM:
         # many small programs together take longer to compile than one large program
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@functools.cache
+def _tell_compiling() -> None:
+    """Makes signs of life (`progress`) say when JAX compiles a program."""
+
+    def begins(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/compile_requests_use_cache":  # the first event of a compilation
+            progress.compiling(True)
+
+    def ends(event: str, *_: Any, **__: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            progress.compiling(False)
+
+    jax.monitoring.register_event_listener(begins)
+    jax.monitoring.register_event_duration_secs_listener(ends)
 
 
 def _refuse_unsafe(path: Path) -> None:

@@ -20,7 +20,16 @@ from absl import app, flags, logging
 
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.names import shown
-from speccascade_jax.runtime import arguments, gin_errors, hosts, interrupts, legacy_gin, own_files, short_flags
+from speccascade_jax.runtime import (
+    arguments,
+    gin_errors,
+    hosts,
+    interrupts,
+    legacy_gin,
+    own_files,
+    recipe_header,
+    short_flags,
+)
 from speccascade_jax.runtime.paths import share_root
 from speccascade_jax.storage.buckets import BucketPath, is_bucket
 from speccascade_jax.storage.files import expanded
@@ -263,6 +272,7 @@ def read_alone(example: str, short: short_flags.Offered | None = None) -> None:
     """
     _check_alone(example)
     read(example, short=short)
+    recipe_header.announce()
 
 
 def _check_alone(example: str) -> None:
@@ -282,6 +292,7 @@ def read(example: str, recorded: Callable[[], str] | None = None, short: short_f
         ValueError: no gin file is named, `parse_gin` raises it, or another process has read other settings.
         OSError: `parse_gin` or `own_files.load` raises it.
     """
+    recipe_header.forget()
     own_files.load_again(flags.FLAGS["import"].value or ())
     text = recorded() if recorded else ""
     files: Sequence[str] = short.files(flags.FLAGS.gin_file) if short else flags.FLAGS.gin_file
@@ -295,6 +306,9 @@ def read(example: str, recorded: Callable[[], str] | None = None, short: short_f
         return lines
 
     parse_gin(files, flags.FLAGS.gin_bindings, flags.FLAGS.gin_search_paths, text, derived)
+    if files and not text:
+        recipe = _find(files[0], (".", *flags.FLAGS.gin_search_paths, str(share_root())))
+        recipe_header.remember(expanded(recipe).read_text("utf-8-sig"))
     if hosts.many():
         values = _settings()
         portable = {name: repr(_portable(value)) for name, value in values.items()}
@@ -404,6 +418,7 @@ def main(
             read(example, recorded, short)
             asked = {name: flags.FLAGS[name].value for name in (*(numbers or {}), *(texts or {}))}
             result = _bound(function, example)(**{name: value for name, value in asked.items() if value is not None})
+            recipe_header.announce_places()  # of a function that does not do so itself
             if after:
                 after(result)
 

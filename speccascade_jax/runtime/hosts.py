@@ -36,7 +36,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from speccascade_jax.runtime import interrupts, rendezvous
+from speccascade_jax.runtime import interrupts, progress, rendezvous
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, make_folder
 
@@ -107,6 +107,8 @@ def begin(
             found although the user requests several, or JAX has detected a cluster.
     """
     _check(coordinator, count, index)
+    if index:
+        progress.end()  # now, because the first process alone shows what all are doing
     folder = None if logs is None else _log_folder(logs)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
@@ -124,6 +126,7 @@ def begin(
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}{alone}") from error
     _check_devices()
     if not first():
+        progress.end()
         sys.stdout = _log(folder)
         if folder is None:
             warnings.simplefilter("ignore")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from speccascade_jax.runtime import progress
 from speccascade_jax.runtime.notices import one_line_warnings
 
 SAME = "run the same command again: finished parts are kept, and the rest follows"
@@ -53,7 +54,7 @@ def told(how: str) -> Iterator[None]:
 
     SIGHUP, which a closed terminal sends, does what SIGTERM does, unless `nohup` has switched it off.
 
-    Inside the block, every `UserWarning` is printed as one line, too.
+    Inside the block, every `UserWarning` is printed as one line, too, and the program shows signs of life (`progress`).
 
     Args:
         how: the printed advice on how to continue.
@@ -66,7 +67,7 @@ def told(how: str) -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hang_up)
     try:
-        with one_line_warnings(), _none_lost():
+        with one_line_warnings(), _none_lost(), progress.shown():
             yield
     except (KeyboardInterrupt, Terminated) as signalled:
         sys.exit(status(signalled, how))

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from speccascade_jax.runtime import progress
+
 LONG = 0.5
 """Number of seconds after which a running operation prints a message."""
 
@@ -26,7 +28,8 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
         describe: returns a description of the operation; called only if the block takes longer than `after` seconds.
         after: number of seconds before the description is printed.
     """
-    begin, waits, words = time.perf_counter(), _somebody_waits(), list[str]()
+    # a command shows its stages itself, also in log files
+    begin, waits, words = time.perf_counter(), _somebody_waits() and not progress.is_shown(), list[str]()
 
     def say(text: str) -> None:
         if waits:
@@ -40,7 +43,8 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with progress.stage(describe):
+            yield
     finally:
         timer.cancel()
         timer.join()  # otherwise the duration could be printed before the description

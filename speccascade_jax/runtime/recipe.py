@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.runtime import paths
+from speccascade_jax.runtime import paths, progress
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded
@@ -134,6 +134,7 @@ def _shell(step: Step, words: Sequence[str]) -> str:
 
 def _started(command: str, words: Sequence[str]) -> int:
     """Runs a command and returns its exit status; if this process is stopped, the command ends before it."""
+    progress.end()  # the command shows its progress itself
     program = [sys.executable, "-c", "from speccascade_jax.runtime.cli import main; main()", command]
     process = subprocess.Popen([*program, *words])
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import gin
 from absl import flags
 
-from speccascade_jax.runtime import hosts, shorthands
+from speccascade_jax.runtime import recipe_header, shorthands
 
 SIZES: Mapping[str, str] = {"quick": "configs/sizes/quick.gin", "full": "configs/sizes/published.gin"}
 """Flags that set the numbers of examples, and the gin files that do so, read last."""
@@ -81,7 +81,7 @@ class Offered:
             lines += _first_look([*lines, *typed])
         if not ({"output"} & {*texts, *self.without} or again):
             about = [*self.about, *shorthands.words(texts), *filter(None, [size])]
-            lines += _said(shorthands.renamed(self.function, about, [*lines, *typed]))
+            lines += _remembered(shorthands.renamed(self.function, about, [*lines, *typed]))
         return lines
 
     def _shorthands(self) -> list[str]:
@@ -103,12 +103,10 @@ class Offered:
         return next(iter(chosen), "")
 
 
-def _said(lines: Iterator[str]) -> Iterator[str]:
-    """Yields the lines, after the first process has printed them."""
+def _remembered(lines: Iterator[str]) -> Iterator[str]:
+    """Yields the lines, and keeps their places, which the command prints after all checks."""
     for line in lines:
-        if hosts.first():
-            place = ast.literal_eval(line.partition(" = ")[2])
-            print(f"results go to {place}; --output=PATH names another place", flush=True)
+        recipe_header.remember_place(ast.literal_eval(line.partition(" = ")[2]))
         yield line
 
 

@@ -39,6 +39,8 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.models import fingerprints
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.rules import deferral
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.selection import data
 from speccascade_jax.selection.data import AGAIN, Outputs
 from speccascade_jax.storage import archives, locks
@@ -93,7 +95,7 @@ class Writer:
         keys = [point_key(settings=settings, queries=self._queries(some)) for some in cut]
         missing = [n for n, path in enumerate(paths) if not path.exists()]
         began = time.monotonic()
-        for done, n in enumerate(missing, 1):
+        for done, n in enumerate(counted(missing, "making shards"), 1):
             archives.write(paths[n], keys[n], self._write(cut[n]))
             progress = f"shard {done} of {len(missing)}, {runs.time_left(began, done, len(missing))} left"
             print(f"{self.session.task.name}: {self.name}, {progress}", flush=True)
@@ -108,7 +110,8 @@ class Writer:
         session, settings = self._alone(), Settings(method=TARGET, temperature=self.temperature)
         point = Point(pair=session.source, evaluation=session.evaluation, settings=settings, seed=self.seed)
         parts = []
-        for batch, kept in session.in_batches(rows, session.evaluation.quality_batch):
+        batches = session.in_batches(rows, session.evaluation.quality_batch)
+        for batch, kept in counted(batches, f"outputs of {self.name}, by batches"):
             prepared = session.prepare(point, batch)
             generation = prepared(point.seed)
             raise_on_failure(generation)
@@ -160,6 +163,7 @@ def make(
     """
     check_seed(seed)
     arms = _checked(domains, drafters)
+    recipe_header.announce(f"{len(arms)} candidates on {sum(domain.quality_examples for domain in domains)} queries")
     folder = expanded(output)
     with locks.held(folder / "lock", folder):
         loaded = load_source(pair)

@@ -27,6 +27,7 @@ from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.selection import selection_grids
 from speccascade_jax.results.store.bucket_store import open_store
 from speccascade_jax.results.store.result_store import check_format, check_name
+from speccascade_jax.runtime import recipe_header
 from speccascade_jax.storage.files import expanded
 
 
@@ -100,7 +101,9 @@ def compare(
     of_domains = [
         together(enumerate_points(pair=pair, evaluation=domain, methods=methods, **swept)) for domain in domains
     ]
+    recipe_header.announce(f"{sum(len(group) for groups in of_domains for group in groups)} points")
     if dry_run:
+        recipe_header.announce_places()
         points = itertools.chain(*itertools.chain(*of_domains))
         printing.print_points([f"{point.coordinates()['task']}: {point.label()}" for point in points])
         for domain in domains:
@@ -110,6 +113,7 @@ def compare(
         check_format(store.records, output)
         # Opening a session checks its domain, so all sessions are opened before the first domain runs.
         sessions = [open_session(list(itertools.chain(*groups))) for groups in of_domains]
+        recipe_header.announce_places()
         for groups, session in zip(of_domains, sessions, strict=True):
             tell_without_outputs(store, session.evaluation, measure(groups, store, session, evaluate_together))
         for grid in selection_grids(panels.panels(store.records)):

@@ -33,6 +33,8 @@ from speccascade_jax.methods.settings import Arm, Level
 from speccascade_jax.models.sharding import replicate
 from speccascade_jax.pairs.pair import Pair
 from speccascade_jax.results.store.record import Row
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.selection import learners
 from speccascade_jax.selection.learners import LEARNERS, Learner, Rewards
 from speccascade_jax.selection.make_data import embedded
@@ -93,10 +95,13 @@ def serve(
     settings = Settings(method="spec_decode", choose=build_selection.RANDOM, **decoded)
     point = Point(pair=pair, evaluation=resolved[0], settings=settings, seed=seed)
     learnt_by: dict[str, Any] = {"learning": tuple(learning), "policy": policy, "noise": noise, "discount": discount}
+    served = sum(phase.latency_examples for phase in resolved)
+    recipe_header.announce(f"{served} queries with {len(learning)} learners and {len(drafters)} fixed drafters")
     with runs.alone(folder):
         server = Server(point=point, phases=resolved, sample=sample, **learnt_by)
         taught = server.learners()  # raises for invalid learners before a file is written
         claim(folder / "settings.json", server.settings(), "name another output, or remove the folder")
+        recipe_header.announce_places()
         rows = server.run(taught, folder, clock)
         report(rows, folder)
     return rows
@@ -168,11 +173,11 @@ class Server:
             (n, place) for n, evaluation in enumerate(self.phases) for place in range(evaluation.latency_examples)
         ]
         warm, began, first = set[int](), time.monotonic(), len(rows)
-        for number in range(len(rows), len(stream)):
+        for number in counted(range(len(rows), len(stream)), "serving the queries"):
             phase, place = stream[number]
             if phase not in warm:
                 # The prompts of this phase may have another padded length: compile its programs before timing.
-                for learner in (taught | fixed).values():
+                for learner in counted((taught | fixed).values(), "warming up the learners", len(taught | fixed)):
                     jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
             row = self._served(taught | fixed, number, phase, place, clock)

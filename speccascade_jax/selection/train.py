@@ -26,6 +26,7 @@ from speccascade_jax.core.types import Array, Params
 from speccascade_jax.drafters import chooser
 from speccascade_jax.pairs import policy_files
 from speccascade_jax.pairs.policy_files import Card, Policy
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.selection import data as selection_data
 from speccascade_jax.selection.data import Data
 from speccascade_jax.selection.learners import Posterior, Whitening, learn_by_trying
@@ -331,7 +332,8 @@ def curves(
         kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
         folder = files.expanded(trainer.run_dir) / "curves" / f"{objective}-{count}-{seed}"
         runs.append((objective, replace(trainer, **kind, run_dir=str(folder), queries=count, seed=seed)))
-    rows = [{"objective": name, "queries": run.queries, "seed": run.seed, **run.run()} for name, run in runs]
+    trained = counted(runs, "training policies")
+    rows = [{"objective": name, "queries": run.queries, "seed": run.seed, **run.run()} for name, run in trained]
     _keep(trainer, "curves", rows)
     _show_curves(rows)
     return rows
@@ -348,7 +350,8 @@ def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0
     several("alignment_weights", alignment_weights, 1)
     folder = files.expanded(trainer.run_dir) / "weights"
     runs = [replace(trainer, alignment_weight=w, run_dir=str(folder / f"{w:g}")) for w in alignment_weights]
-    rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in runs]
+    trained = counted(runs, "training policies")
+    rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in trained]
     _keep(trainer, "weights", rows)
     _show_weights(rows)
     return rows

@@ -18,6 +18,7 @@ from speccascade_jax.core.checks import check_seed, per_row, several, whole
 from speccascade_jax.core.types import Array, Params
 from speccascade_jax.evaluation.points import ModelPair
 from speccascade_jax.evaluation.session import load_source
+from speccascade_jax.runtime.progress import stage
 from speccascade_jax.storage import files
 from speccascade_jax.training import runs
 from speccascade_jax.training.heads import mixing, shards
@@ -178,7 +179,8 @@ class AcceptanceRun(EpochRun):
             name, loss = next(iter(losses.items()))
             logging.info("step %d of %d, %s left, loss of %s %.4f", step, self.total, remaining, name, float(loss))
         if step % self.steps_per_epoch == 0:
-            self.evaluated = self.evaluate()
+            with stage("evaluating on held-out prompts"):
+                self.evaluated = self.evaluate()
             self.log.append({"step": step, "held_out": self.evaluated})
 
     def finish(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import optax
 from absl import logging
 
 from speccascade_jax.core.types import Array, Params
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.runtime import hosts
+from speccascade_jax.runtime.progress import clock_time, counted
 from speccascade_jax.storage import archives, checksums, leases, locks
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, naming, write_atomically
@@ -68,9 +68,11 @@ class Run:
         trainer: settings with a `run_dir`; fresh: initial state, used if that folder holds no state.
 
     Attributes:
+        total: number of all steps; 0: unknown.
         state: the current state; resumed_from: the position that was saved with the state, if the run was resumed.
     """
 
+    total = 0
     state: TrainState
     resumed_from: dict[str, Any]
 
@@ -102,7 +104,8 @@ class Run:
     def train(self, save_every: float) -> None:
         """Takes all remaining steps; saves the state every `save_every` seconds, and at the end."""
         saved_at = time.monotonic()
-        for step, batch in enumerate(self.remaining(), int(self.state.step) + 1):
+        steps = counted(self.remaining(), "training, by steps", max(0, self.total - int(self.state.step)))
+        for step, batch in enumerate(steps, int(self.state.step) + 1):
             self.take(step, batch)
             if time.monotonic() - saved_at > save_every:
                 # save only after the step is logged, so that a resumed run does not log it again

@@ -18,6 +18,7 @@ from speccascade_jax.results.report.tables.grid import NONE
 from speccascade_jax.results.store.record import Point, get_entry, hardware_text, speed_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
+from speccascade_jax.runtime.progress import clock_time
 from speccascade_jax.storage.buckets import BucketPath
 
 
@@ -52,13 +53,6 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if measured := self.done - self.present:
             self._console.print(f"{measured} points measured in {clock_time(self._clock() - self._begin)}")
-
-
-def clock_time(seconds: float) -> str:
-    """Returns a duration as `1:02:03` or `2:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def one_line(record: Record) -> str:

@@ -28,9 +28,10 @@ from speccascade_jax.evaluation.studies.survey import surveying
 from speccascade_jax.evaluation.studies.survey.surveying import Written
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models import fingerprints, teacher_forcing
-from speccascade_jax.results.report.printing import clock_time
 from speccascade_jax.rules import deferral, laws, measures
 from speccascade_jax.rules.rule import Rule
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import clock_time, counted
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.files import expanded
 from speccascade_jax.training import runs
@@ -77,6 +78,7 @@ def make(
     point = Point(pair=pair, evaluation=evaluation.resolved(), settings=labelled, seed=seed)
     validate(point, timed=False)
     whole("shard_size", shard_size, 1)
+    recipe_header.announce(f"{point.evaluation.quality_examples} prompts")
     return write(Session(pair, point.evaluation), point, shard_size, expanded(output))
 
 
@@ -92,7 +94,7 @@ def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict
         for n in set(range(len(paths))) - set(missing):
             positions += int(shards.read_shard(paths[n], manifest).lengths.sum())
         began = time.monotonic()
-        for done, n in enumerate(missing, 1):
+        for done, n in enumerate(counted(missing, "making shards"), 1):
             start = n * shard_size
             size, first = min(shard_size, asked.quality_examples - start), asked.first_example + start
             window = dataclasses.replace(asked, first_example=first, quality_examples=size)
@@ -123,7 +125,8 @@ def examples(session: Session, point: Point) -> Examples:
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
     ends = np.cumsum([int(batch.counts.sum()) for batch in written])
     parts = zip(written, np.split(ids, ends[:-1]), strict=True)
-    return shards.join([_labelled(session, point, batch, of_batch) for batch, of_batch in parts])
+    labelled = counted(parts, "labelling the outputs, by batches", len(written))
+    return shards.join([_labelled(session, point, batch, of_batch) for batch, of_batch in labelled])
 
 
 def _labelled(session: Session, point: Point, written: Written, ids: np.ndarray) -> Examples:

@@ -33,6 +33,7 @@ from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.pairs import head_files
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.rules import deferral
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.stopping import acceptance_head as heads
 from speccascade_jax.storage.files import expanded, plain, rewrite
 from speccascade_jax.training.heads import calibration, shards
@@ -109,7 +110,7 @@ def collect(session: Session, point: Point) -> Blocks:
     """
     parts = []
     recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
-    for rows, real in session.batches(point.evaluation):
+    for rows, real in counted(session.batches(point.evaluation), "drafting the blocks, by batches"):
         generation = session.prepare(point, rows)(point.seed, record=recorder)
         raise_on_failure(generation)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)

@@ -16,6 +16,7 @@ from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
 from speccascade_jax.results.store.result_store import read_records
 from speccascade_jax.results.store.trace import Candidate, Round, Step, Trace
+from speccascade_jax.runtime import progress
 from tests.support import fake_records, made_records
 from tests.support.stores import written
 
@@ -268,4 +269,4 @@ def test_progress_lines_name_the_numbers_that_a_sweep_varies():
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
 def test_clock_times(seconds, shown):
-    assert printing.clock_time(seconds) == shown
+    assert progress.clock_time(seconds) == shown

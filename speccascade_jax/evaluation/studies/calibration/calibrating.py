@@ -28,6 +28,7 @@ from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.bucket_store import open_store
 from speccascade_jax.results.store.result_store import check_format, check_name
+from speccascade_jax.runtime import recipe_header
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 MODES = ("halving", "appendix_d")
@@ -122,13 +123,15 @@ def calibrate(
         tolerance = Tolerance(max_loss=max_loss, max_latency=max_latency, confidence=confidence)
         shared |= {"methods": methods, "alphas": alphas, "block_sizes": block_sizes}
         points = candidates(**shared, bonus=bonus)
+        count = f"{len(points)} candidates"
         find = partial(_halve, points, tolerance, split, checks.whole("runners_up", runners_up, 0))
     else:
         if (max_loss, max_latency) != (None, None):
             raise ValueError("mode='appendix_d' has its own bound (AppendixD.lost): leave max_loss and max_latency out")
         procedure, base = appendix_d or AppendixD(), candidates(**shared, methods=())[0]
         thresholds.check(base, procedure)
-        find = partial(_climb, base, procedure, split)
+        find, count = partial(_climb, base, procedure, split), ""
+    recipe_header.announce(count)
     with open_store(output) as store:
         check_format(store.records, output)
         loaded = replace(split.search, judged=split.held_out.end - split.search.first)

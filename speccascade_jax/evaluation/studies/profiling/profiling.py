@@ -30,6 +30,8 @@ from speccascade_jax.evaluation.studies.profiling.traces import OTHER, PREFILL, 
 from speccascade_jax.methods.method import run
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import Row
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import counted, stage
 from speccascade_jax.storage.files import check_replaceable, expanded, write_atomically
 
 
@@ -73,6 +75,7 @@ def profile(
     point = Point(pair=pair, evaluation=evaluation, settings=settings, seed=seed)
     validate(point)
     with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
+        recipe_header.announce("1 point")
         session = Session(pair, evaluation)
         session.check([point.settings])
         measured = measure(session, point, batch, generations, trials, expanded(str(folder)))
@@ -94,7 +97,8 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     console.print(f"{point.label()}, batch {batch}: compiling …")
     rows = np.arange(batch * generations).reshape(generations, batch)
     prepared = [session.prepare(point, batch_rows) for batch_rows in rows]
-    compiled, calls = _compiled(session.decoder(point.settings).program, prepared, point.seed)
+    with stage("tracing and compiling the program"):
+        compiled, calls = _compiled(session.decoder(point.settings).program, prepared, point.seed)
     results = [jax.block_until_ready(compiled(**call)) for call in calls]  # warms the caches
     for result in results:
         raise_on_failure(result)
@@ -102,10 +106,12 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     with tempfile.TemporaryDirectory() as scratch:
         cost = tracing_cost(Path(scratch))
     folders = [folder / f"trial_{n}" for n in range(trials)]
-    untraced, traced = zip(*(_pass(compiled, calls, trial_folder) for trial_folder in folders), strict=True)
+    passes = (_pass(compiled, calls, trial_folder) for trial_folder in counted(folders, "timing and tracing"))
+    untraced, traced = zip(*passes, strict=True)
     best = int(np.argmin(traced))
     text = compiled.as_text()
-    runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
+    with stage("reading the trace"):
+        runs = traces.read_runs(folders[best], text.split(None, 2)[1].rstrip(","), generations)
     rounds = sum(int(result.num_rounds) for result in results)
     tokens = int(sum(np.sum(np.asarray(result.lengths)) for result in results))
     return {

@@ -28,6 +28,7 @@ from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models.sharding import on_devices
 from speccascade_jax.results.analysis import histograms
 from speccascade_jax.rules import deferral
+from speccascade_jax.runtime import progress, recipe_header
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
 
 
@@ -100,6 +101,7 @@ def survey(
     grids = {name: grid(name, alphas) for name in rules}
     runs = _fuzzy_points(point, rules, bounds, block_size)
 
+    recipe_header.announce(f"{sum(map(len, grids.values()))} points of {len(grids)} rules")
     session = Session(point.pair, point.evaluation)
     surveyed = take(session, point, grids)
     rows = [_row(surveyed, name, alpha) for name in rules for alpha in _shown(grids[name], check)]
@@ -153,7 +155,7 @@ def write(session: Session, point: Point) -> list[Written]:
     up.
     """
     out = []
-    for rows, counted in session.batches(point.evaluation):
+    for rows, counted in progress.counted(session.batches(point.evaluation), f"outputs of {point.label()}, by batches"):
         generation = session.prepare(point, rows)(point.seed)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
         prompt = on_devices(prompt, session.pair.mesh)
@@ -180,7 +182,7 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
     parts = []
     # the survey needs the controls of both models, but the settings of a model that decodes alone have only its own
     compared = written_by("mixed", point)
-    for batch in written:
+    for batch in progress.counted(written, "surveying the outputs, by batches"):
         tokens, lengths = np.asarray(batch.generation.tokens), np.asarray(batch.generation.lengths)
         controls = session.controls(compared, [0.0] * len(lengths))
         counted = np.where(batch.counts, lengths, 0)

@@ -1,0 +1,218 @@
+"""Signs of life of a command: whenever it has printed nothing for a few seconds, a line says what it is doing.
+
+Code names its long stages (`stage`), and counts those that have parts (`counted`). A command prints them inside
+`shown`. On a terminal, the line replaces itself; in a log file, each is a line of its own, at most one every
+`EVERY` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+EVERY = 4.0
+"""Number of silent seconds after which a line is printed."""
+EARLY = 2.5
+"""Number of silent seconds after which a stage that is counted prints the line itself, between two of its parts."""
+
+
+def clock_time(seconds: float) -> str:
+    """Returns a duration as `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass(eq=False)
+class Stage:
+    """A part of the work that may take long.
+
+    Attributes:
+        describe: returns what the stage does; called only if a line is printed.
+        total: number of parts; 0: unknown.
+        done: number of finished parts.
+        began: the time at which the stage began; first: the time at which its first part was finished.
+    """
+
+    describe: Callable[[], str]
+    total: int = 0
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+
+    def count(self) -> None:
+        """Counts a finished part."""
+        self.done += 1
+        if self.done == 1:
+            self.first = time.monotonic()
+
+    def text(self, now: float) -> str:
+        """Returns what the stage does, and its remaining time if two parts are done, or else the elapsed time."""
+        counts = f", {self.done} of {self.total} done" if self.total else ""
+        if self.done > 1 and self.total:
+            # the first part is left out, because it often includes a compilation
+            left = (now - self.first) / (self.done - 1) * (self.total - self.done)
+            return f"{self.describe()}{counts}, about {clock_time(left)} left"
+        return f"{self.describe()}{counts} ({now - self.began:.0f} s)"
+
+
+_STAGES: list[Stage] = []
+_COMPILING: list[float] = []
+"""Time at which the compilation that runs now began; empty: none runs."""
+
+
+@contextlib.contextmanager
+def stage(what: str | Callable[[], str], total: int = 0) -> Iterator[Stage]:
+    """Names what the block does, inside the stages that are open already.
+
+    Args:
+        what: what the block does, such as "loading the models", or a function that returns it.
+        total: number of parts that the block counts (`Stage.count`); 0: unknown.
+    """
+    entered = Stage(what if callable(what) else lambda: what, total)
+    _STAGES.append(entered)
+    try:
+        yield entered
+    finally:
+        _STAGES.remove(entered)
+        _COMPILING.clear()  # a compilation that failed reports no end
+
+
+def counted(items: Iterable[Item], what: str | Callable[[], str], total: int = 0) -> Iterator[Item]:
+    """Yields the items, and counts them as the parts of a stage.
+
+    Between two items, the working thread prints the lines itself, so each item may be timed: the other thread
+    prints only during an item that takes seconds.
+
+    Args:
+        items: the items.
+        what: what the stage does, as in `stage`.
+        total: number of items, if `items` has no length.
+    """
+    with stage(what, total or (len(items) if isinstance(items, Sized) else 0)) as entered:
+        for item in items:
+            yield item
+            entered.count()
+            if _SIGNS:
+                _SIGNS[0].beat(EARLY)
+
+
+def compiling(begins: bool) -> None:
+    """Notes that a compilation begins or has ended (`compilation_cache`)."""
+    _COMPILING[:] = [time.monotonic()] if begins else []
+
+
+def described(now: float) -> str:
+    """Returns what the process does at the moment, the outermost stage first."""
+    texts = [entered.text(now) for entered in list(_STAGES)]
+    texts += [f"compiling a program ({now - began:.0f} s)" for began in list(_COMPILING)]
+    return "; ".join(texts) or "starting"
+
+
+class Signs:
+    """Lines on stderr that say what the process does, while it prints nothing.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._lock, self._ended = clock, threading.RLock(), threading.Event()
+        self._last, self._shown = clock(), False
+        self._streams = [stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "__dict__")]
+        self._error, self._write = sys.stderr, getattr(sys.stderr, "write", None)
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="signs of life")
+
+    def begin(self) -> None:
+        """Begins to watch the output."""
+        for stream in self._streams:
+            # set on the stream itself, because handlers of logs keep the stream that they began with
+            vars(stream)["write"] = partial(self._noting, stream.write)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the lines, and removes the last one from a terminal."""
+        self._ended.set()
+        self._thread.join()
+        for stream in self._streams:
+            vars(stream).pop("write", None)
+        with self._lock:
+            self._clear()
+
+    def beat(self, silent: float) -> None:
+        """Prints a line if nothing was printed for `silent` seconds."""
+        with self._lock:
+            now = self._clock()
+            if now - self._last >= silent and not self._ended.is_set():
+                self._say(f"… {described(now)}")
+                self._last = now
+
+    def _watch(self) -> None:
+        while not self._ended.wait(max(0.05, self._last + EVERY - self._clock())):
+            self.beat(EVERY)
+
+    def _say(self, line: str) -> None:
+        terminal = self._error is not None and self._error.isatty()
+        if terminal:  # a line that wraps could not replace itself
+            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
+        self._print(line if terminal else f"{line}\n")
+        self._shown = terminal
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._print("\r\x1b[K")
+            self._shown = False
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+            if self._write is not None and self._error is not None:
+                self._write(text)
+                self._error.flush()
+
+    def _noting(self, write: Callable[[str], int], text: str) -> int:
+        """Writes to a stream, and notes the time; a line on the terminal makes room first."""
+        with self._lock:
+            self._clear()
+            self._last = self._clock()
+            return write(text)
+
+
+_SIGNS: list[Signs] = []
+"""The signs of this process, if it is a command."""
+
+
+def begin() -> None:
+    """Shows signs of life from now on."""
+    if not _SIGNS:
+        _SIGNS.append(Signs())
+        _SIGNS[0].begin()
+
+
+def end() -> None:
+    """Shows no signs of life from now on."""
+    while _SIGNS:
+        _SIGNS.pop().end()
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+    """Shows signs of life while the block runs."""
+    begin()
+    try:
+        yield
+    finally:
+        end()
+
+
+def is_shown() -> bool:
+    """Returns whether signs of life are shown."""
+    return bool(_SIGNS)
