@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> None:
         gin_flags.join(MODE.value == "train", "python -m experiments.finetune")
         compilation_cache.switch_on()
         gin_flags.read("python -m experiments.finetune --gin_file=gin/train_target.gin")
-        recipe_header.announce()
+        recipe_header.announce(file=sys.stderr)
         result = run(gin.get_configurable(trainer.Trainer)())
         if hosts.first():
             print(json.dumps(result))

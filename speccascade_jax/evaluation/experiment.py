@@ -328,7 +328,7 @@ def measure(
         profile_at: place for a trace of the first point that is measured, or of the first one if all are stored.
     """
     points = list(itertools.chain(*groups))
-    identities = {point: session.identity(point) for point in counted(points, "looking for records of the points")}
+    identities = {point: session.identity(point) for point in counted(points, "looking for their records", "points")}
     keys = [identity.key for identity in identities.values()]
     _agree(store, list(identities.values()))
     stale = tell_stale(store, identities.values())

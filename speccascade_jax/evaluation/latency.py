@@ -63,7 +63,7 @@ def interleave(
         raise ValueError("there are no methods to time against the baseline: give one or more")
     runs = [methods[0], baseline, *methods[1:]]
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
-    for trial, example in counted(list(itertools.product(range(trials), range(examples))), "timed turns"):
+    for trial, example in counted(list(itertools.product(range(trials), range(examples))), "timing in turns", "turns"):
         hosts.stop_here()  # all trials may take longer than the grace after SIGTERM
         for n in _order(len(runs), trial + example):
             begin = clock()

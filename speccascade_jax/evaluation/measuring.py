@@ -193,7 +193,7 @@ def judge(session: Session, points: Sequence[Point]) -> list[Row]:
     alone, decoder = points[0].method.draft_alone, session.decoder(points[0].settings)
     traced = rows < evaluation.first_example + evaluation.keep_traces
     batches = session.in_batches(np.arange(len(rows)), session.evaluation.quality_batch)
-    for chosen, kept in counted(batches, f"quality of {_named(points)}, by batches"):
+    for chosen, kept in counted(batches, f"quality of {_named(points)}", "batches"):
         hosts.stop_here()
         alphas = [points[n].settings.alpha for n in point_of_row[chosen]]
         run = session.prepare(points[0], rows[chosen], alphas)
@@ -342,7 +342,7 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     with stage("warming up the target"):
         jax.block_until_ready(baseline(0, 0))  # compiles the program, or warms the caches
     warmed = list(itertools.product(methods, range(examples)))
-    for run, example in counted(warmed, f"warming up {_named(points)}, by examples"):
+    for run, example in counted(warmed, f"warming up {_named(points)}", "runs"):
         hosts.stop_here()
         # warm up every example: the first long block of a generation costs several times as much as the next one
         jax.block_until_ready(run(example, 0))

@@ -95,7 +95,7 @@ def measure(
     batches = [(prompt, *written) for prompt, written in zip(prompts, outputs, strict=True)]
     matrix, positions = acceptance(models, batches, samplings)
     first = jax.tree.map(lambda leaf: leaf[:1], prompts[0])
-    timed = counted(models.items(), "timing a call of each model", len(models))
+    timed = counted(models.items(), "timing a call of each model", "models", len(models))
     seconds = dict(costs) if costs else {name: call_seconds(bound, first) for name, bound in timed}
     kept = [name for name in names if name == target or seconds[name] < seconds[target]]
     order = sorted(kept, key=lambda name: (name == target, seconds[name]))
@@ -120,7 +120,7 @@ def acceptance(
     kinds = tuple(bound.model for bound in models.values())
     distinct_arrays, places = distinct([bound.params for bound in models.values()])
     total, positions = np.zeros((len(models), len(models))), 0
-    for batch in counted(batches, "acceptance between the models, by batches"):
+    for batch in counted(batches, "acceptance between the models", "batches"):
         lengths = batch[2]
         of_rows = [make_sampling(len(lengths), *samplings[name]) for name in models]
         shared, failed = _shared(kinds, places, distinct_arrays, of_rows, batch)

@@ -88,10 +88,10 @@ def optimize(
     if tail is not None and tail not in measured.names:
         raise ValueError(f"a call of the tail {tail!r} takes as long as a call of the target: choose a cheaper tail")
     chosen = {"best single draft": best_single(measured, max_budget)}
-    for objective in counted(OBJECTIVES, "searching for the best stacks, by objectives"):
+    for objective in counted(OBJECTIVES, "searching for the best stacks", "objectives"):
         chosen[f"{objective} optimum"] = solve(measured.costs, measured.acceptance, max_budget, objective)
     runs: dict[Settings, Row] = {}
-    stacks = counted(chosen.items(), "measuring the stacks", len(chosen))
+    stacks = counted(chosen.items(), "measuring the stacks", "stacks", len(chosen))
     rows = [_row(session, point, measured, name, stack, runs) for name, stack in stacks]
     optimum = chosen[f"{OBJECTIVES[0]} optimum"]
     if tail is not None and optimum.budgets:

@@ -272,7 +272,7 @@ def read_alone(example: str, short: short_flags.Offered | None = None) -> None:
     """
     _check_alone(example)
     read(example, short=short)
-    recipe_header.announce()
+    recipe_header.announce(file=sys.stderr)  # stdout has the result alone, as JSON
 
 
 def _check_alone(example: str) -> None:

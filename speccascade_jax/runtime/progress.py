@@ -39,12 +39,14 @@ class Stage:
     Attributes:
         describe: returns what the stage does; called only if a line is printed.
         total: number of parts; 0: unknown.
+        unit: what the parts are.
         done: number of finished parts.
         began: the time at which the stage began; first: the time at which its first part was finished.
     """
 
     describe: Callable[[], str]
     total: int = 0
+    unit: str = "parts"
     done: int = 0
     began: float = field(default_factory=time.monotonic)
     first: float = 0.0
@@ -56,29 +58,33 @@ class Stage:
             self.first = time.monotonic()
 
     def text(self, now: float) -> str:
-        """Returns what the stage does, and its remaining time if two parts are done, or else the elapsed time."""
-        counts = f", {self.done} of {self.total} done" if self.total else ""
-        if self.done > 1 and self.total:
-            # the first part is left out, because it often includes a compilation
-            left = (now - self.first) / (self.done - 1) * (self.total - self.done)
-            return f"{self.describe()}{counts}, about {clock_time(left)} left"
-        return f"{self.describe()}{counts} ({now - self.began:.0f} s)"
+        """Returns what the stage does and, if it has several parts, how many are done and the remaining time."""
+        if self.total < 2:
+            return self.describe()
+        counts = f"{self.describe()}, {self.done} of {self.total} {self.unit}"
+        if self.done < 2:
+            return counts
+        # the first part is left out, because it often includes a compilation
+        left = (now - self.first) / (self.done - 1) * (self.total - self.done)
+        return f"{counts}, about {clock_time(left)} left"
 
 
+_STARTED = time.monotonic()
 _STAGES: list[Stage] = []
 _COMPILING: list[float] = []
 """Time at which the compilation that runs now began; empty: none runs."""
 
 
 @contextlib.contextmanager
-def stage(what: str | Callable[[], str], total: int = 0) -> Iterator[Stage]:
+def stage(what: str | Callable[[], str], total: int = 0, unit: str = "parts") -> Iterator[Stage]:
     """Names what the block does, inside the stages that are open already.
 
     Args:
         what: what the block does, such as "loading the models", or a function that returns it.
         total: number of parts that the block counts (`Stage.count`); 0: unknown.
+        unit: what the parts are.
     """
-    entered = Stage(what if callable(what) else lambda: what, total)
+    entered = Stage(what if callable(what) else lambda: what, total, unit)
     _STAGES.append(entered)
     try:
         yield entered
@@ -87,7 +93,7 @@ def stage(what: str | Callable[[], str], total: int = 0) -> Iterator[Stage]:
         _COMPILING.clear()  # a compilation that failed reports no end
 
 
-def counted(items: Iterable[Item], what: str | Callable[[], str], total: int = 0) -> Iterator[Item]:
+def counted(items: Iterable[Item], what: str | Callable[[], str], unit: str, total: int = 0) -> Iterator[Item]:
     """Yields the items, and counts them as the parts of a stage.
 
     Between two items, the working thread prints the lines itself, so each item may be timed: the other thread
@@ -96,9 +102,10 @@ def counted(items: Iterable[Item], what: str | Callable[[], str], total: int = 0
     Args:
         items: the items.
         what: what the stage does, as in `stage`.
+        unit: what the items are.
         total: number of items, if `items` has no length.
     """
-    with stage(what, total or (len(items) if isinstance(items, Sized) else 0)) as entered:
+    with stage(what, total or (len(items) if isinstance(items, Sized) else 0), unit) as entered:
         for item in items:
             yield item
             entered.count()
@@ -112,10 +119,10 @@ def compiling(begins: bool) -> None:
 
 
 def described(now: float) -> str:
-    """Returns what the process does at the moment, the outermost stage first."""
-    texts = [entered.text(now) for entered in list(_STAGES)]
-    texts += [f"compiling a program ({now - began:.0f} s)" for began in list(_COMPILING)]
-    return "; ".join(texts) or "starting"
+    """Returns what the process does at the moment, the outermost stage first, and for how long it has done so."""
+    stages, began = list(_STAGES), [_STARTED, *(entered.began for entered in _STAGES), *_COMPILING][-1]
+    texts = [entered.text(now) for entered in stages] + ["compiling a program"] * bool(_COMPILING)
+    return f"{'; '.join(texts) or 'working'} ({now - began:.0f} s)"
 
 
 class Signs:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from speccascade_jax.runtime import paths, progress
+from speccascade_jax.runtime import paths, progress, recipe_header
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded
@@ -94,6 +94,7 @@ def run(
         for step, words, result in planned:
             print(f"# {step.name}{' (complete)' * is_complete(result)}\n{_shell(step, words)}")
         return 0
+    recipe_header.announce(f"{len(planned)} steps")
     _check_local(expanded(folder), *(result for *_, result in planned))
     with locks.held(expanded(folder) / "recipe.lock", folder, "wait for it, end it, or name another folder"):
         for number, (step, words, result) in enumerate(planned, 1):

@@ -11,6 +11,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TextIO
 
 from speccascade_jax.runtime import hosts
 
@@ -42,14 +43,16 @@ def remember_place(place: str) -> None:
     _PLACES.append(place)
 
 
-def announce(count: str = "") -> None:
+def announce(count: str = "", file: TextIO | None = None) -> None:
     """Prints the first line of a command, in the first process; nothing without a recipe.
 
     Args:
         count: what the command measures, such as "14 points".
+        file: the stream; by default stdout.
     """
     for recipe in _RECIPE if hosts.first() else ():
-        print(first_line(recipe, count, sys.argv[1:]), flush=True)
+        if line := first_line(recipe, count, sys.argv[1:]):
+            print(line, file=file, flush=True)
     _RECIPE.clear()
 
 

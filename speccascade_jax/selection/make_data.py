@@ -95,7 +95,7 @@ class Writer:
         keys = [point_key(settings=settings, queries=self._queries(some)) for some in cut]
         missing = [n for n, path in enumerate(paths) if not path.exists()]
         began = time.monotonic()
-        for done, n in enumerate(counted(missing, "making shards"), 1):
+        for done, n in enumerate(counted(missing, "making data", "shards"), 1):
             archives.write(paths[n], keys[n], self._write(cut[n]))
             progress = f"shard {done} of {len(missing)}, {runs.time_left(began, done, len(missing))} left"
             print(f"{self.session.task.name}: {self.name}, {progress}", flush=True)
@@ -111,7 +111,7 @@ class Writer:
         point = Point(pair=session.source, evaluation=session.evaluation, settings=settings, seed=self.seed)
         parts = []
         batches = session.in_batches(rows, session.evaluation.quality_batch)
-        for batch, kept in counted(batches, f"outputs of {self.name}, by batches"):
+        for batch, kept in counted(batches, f"outputs of {self.name}", "batches"):
             prepared = session.prepare(point, batch)
             generation = prepared(point.seed)
             raise_on_failure(generation)

@@ -173,11 +173,11 @@ class Server:
             (n, place) for n, evaluation in enumerate(self.phases) for place in range(evaluation.latency_examples)
         ]
         warm, began, first = set[int](), time.monotonic(), len(rows)
-        for number in counted(range(len(rows), len(stream)), "serving the queries"):
+        for number in counted(range(len(rows), len(stream)), "serving", "queries"):
             phase, place = stream[number]
             if phase not in warm:
                 # The prompts of this phase may have another padded length: compile its programs before timing.
-                for learner in counted((taught | fixed).values(), "warming up the learners", len(taught | fixed)):
+                for learner in counted((taught | fixed).values(), "warming up", "learners", len(taught | fixed)):
                     jax.block_until_ready(self._call(learner, phase, 0, 0)(self.point.seed).tokens)
                 warm.add(phase)
             row = self._served(taught | fixed, number, phase, place, clock)

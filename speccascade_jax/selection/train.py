@@ -332,7 +332,7 @@ def curves(
         kind: Row = {"hidden": ()} if objective == LINEAR else {"objective": objective}
         folder = files.expanded(trainer.run_dir) / "curves" / f"{objective}-{count}-{seed}"
         runs.append((objective, replace(trainer, **kind, run_dir=str(folder), queries=count, seed=seed)))
-    trained = counted(runs, "training policies")
+    trained = counted(runs, "training", "policies")
     rows = [{"objective": name, "queries": run.queries, "seed": run.seed, **run.run()} for name, run in trained]
     _keep(trainer, "curves", rows)
     _show_curves(rows)
@@ -350,7 +350,7 @@ def weights(trainer: PolicyTrainer, *, alignment_weights: Sequence[float] = (0.0
     several("alignment_weights", alignment_weights, 1)
     folder = files.expanded(trainer.run_dir) / "weights"
     runs = [replace(trainer, alignment_weight=w, run_dir=str(folder / f"{w:g}")) for w in alignment_weights]
-    trained = counted(runs, "training policies")
+    trained = counted(runs, "training", "policies")
     rows = [{"alignment_weight": run.alignment_weight, **run.run()} for run in trained]
     _keep(trainer, "weights", rows)
     _show_weights(rows)

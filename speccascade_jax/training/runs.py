@@ -104,7 +104,7 @@ class Run:
     def train(self, save_every: float) -> None:
         """Takes all remaining steps; saves the state every `save_every` seconds, and at the end."""
         saved_at = time.monotonic()
-        steps = counted(self.remaining(), "training, by steps", max(0, self.total - int(self.state.step)))
+        steps = counted(self.remaining(), "training", "steps", max(0, self.total - int(self.state.step)))
         for step, batch in enumerate(steps, int(self.state.step) + 1):
             self.take(step, batch)
             if time.monotonic() - saved_at > save_every:

@@ -38,7 +38,11 @@ def test_a_rule_is_measured_beside_all_rules_of_the_paper_on_a_file(call, tmp_pa
     arguments = ("my_rules.MINE", "--task", "mine.csv", "--alphas=my_rules.MINE:0.2,0.8", "--quick")
     done = call(*arguments, "--gin.sweep.dry_run=True")
     assert done.returncode == 0, done.stderr
-    said, *points = done.stdout.splitlines()
+    title, said, *points = done.stdout.splitlines()
+    assert (
+        title.startswith("Your rule against all rules of Narasimhan et al., 2024")
+        and f" {len(points)} points, " in title
+    )
     assert said.startswith("results go to results/rules_MINE_mine_selected_quick.jsonl; ")
     methods = list(dict.fromkeys(line.split()[1] for line in points))
     assert methods[2] == "my_rules.MINE" and sum("my_rules.MINE" in line for line in points) == 2

@@ -94,7 +94,7 @@ def write(session: Session, point: Point, shard_size: int, folder: Path) -> dict
         for n in set(range(len(paths))) - set(missing):
             positions += int(shards.read_shard(paths[n], manifest).lengths.sum())
         began = time.monotonic()
-        for done, n in enumerate(counted(missing, "making shards"), 1):
+        for done, n in enumerate(counted(missing, "making data", "shards"), 1):
             start = n * shard_size
             size, first = min(shard_size, asked.quality_examples - start), asked.first_example + start
             window = dataclasses.replace(asked, first_example=first, quality_examples=size)
@@ -125,7 +125,7 @@ def examples(session: Session, point: Point) -> Examples:
     ids = np.asarray([session.examples[row].id for row in window], np.int32)
     ends = np.cumsum([int(batch.counts.sum()) for batch in written])
     parts = zip(written, np.split(ids, ends[:-1]), strict=True)
-    labelled = counted(parts, "labelling the outputs, by batches", len(written))
+    labelled = counted(parts, "labelling the outputs", "batches", len(written))
     return shards.join([_labelled(session, point, batch, of_batch) for batch, of_batch in labelled])
 
 

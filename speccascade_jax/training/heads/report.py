@@ -110,7 +110,7 @@ def collect(session: Session, point: Point) -> Blocks:
     """
     parts = []
     recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
-    for rows, real in counted(session.batches(point.evaluation), "drafting the blocks, by batches"):
+    for rows, real in counted(session.batches(point.evaluation), "drafting the blocks", "batches"):
         generation = session.prepare(point, rows)(point.seed, record=recorder)
         raise_on_failure(generation)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)

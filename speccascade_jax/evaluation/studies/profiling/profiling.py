@@ -106,7 +106,7 @@ def measure(session: Session, point: Point, batch: int, generations: int, trials
     with tempfile.TemporaryDirectory() as scratch:
         cost = tracing_cost(Path(scratch))
     folders = [folder / f"trial_{n}" for n in range(trials)]
-    passes = (_pass(compiled, calls, trial_folder) for trial_folder in counted(folders, "timing and tracing"))
+    passes = (_pass(compiled, calls, trial_folder) for trial_folder in counted(folders, "timing and tracing", "trials"))
     untraced, traced = zip(*passes, strict=True)
     best = int(np.argmin(traced))
     text = compiled.as_text()

@@ -155,7 +155,7 @@ def write(session: Session, point: Point) -> list[Written]:
     up.
     """
     out = []
-    for rows, counted in progress.counted(session.batches(point.evaluation), f"outputs of {point.label()}, by batches"):
+    for rows, counted in progress.counted(session.batches(point.evaluation), f"outputs of {point.label()}", "batches"):
         generation = session.prepare(point, rows)(point.seed)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
         prompt = on_devices(prompt, session.pair.mesh)
@@ -182,7 +182,7 @@ def read(session: Session, point: Point, written: Sequence[Written], grids: Mapp
     parts = []
     # the survey needs the controls of both models, but the settings of a model that decodes alone have only its own
     compared = written_by("mixed", point)
-    for batch in progress.counted(written, "surveying the outputs, by batches"):
+    for batch in progress.counted(written, "surveying the outputs", "batches"):
         tokens, lengths = np.asarray(batch.generation.tokens), np.asarray(batch.generation.lengths)
         controls = session.controls(compared, [0.0] * len(lengths))
         counted = np.where(batch.counts, lengths, 0)

@@ -1,0 +1,66 @@
+"""A test of a whole command with nothing compiled: it is never silent for five seconds, and its first line helps."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from speccascade_jax.runtime.paths import repository_root
+from tests.support import tiny_pair
+
+LONGEST = 5.0
+RECIPE = """# One method on a random pair.
+import sleeper
+from __gin__ import dynamic_registration
+from speccascade_jax.evaluation import experiment
+from speccascade_jax.evaluation import points
+points.ModelPair.name = 'tiny'
+points.Evaluation:
+  task = 'tiny_translation'
+  quality_examples = 4
+  latency_examples = 1
+  latency_trials = 1
+  max_new_tokens = 6
+  resamples = 10
+  keep_outputs = False
+  keep_traces = 0
+experiment.sweep:
+  pair = @points.ModelPair()
+  evaluation = @points.Evaluation()
+  methods = ('spec_decode',)
+  output = 'results/tiny.jsonl'
+"""
+
+
+def _chunks(command, folder):
+    """Yields the seconds since the last output and the output, of both streams, until the command ends."""
+    environment = os.environ | {"PYTHONPATH": f"{repository_root()}:{folder}", "JAX_PLATFORMS": "cpu"}
+    environment |= {"SPECCASCADE_COMPILATION_CACHE": str(folder / "cache")}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=folder, env=environment, **streams) as running:
+        last = time.monotonic()
+        while data := os.read(running.stdout.fileno(), 1 << 16):
+            now = time.monotonic()
+            yield now - last, data.decode()
+            last = now
+    yield time.monotonic() - last, f"status {running.returncode}"
+
+
+@pytest.mark.tools
+def test_a_sweep_is_never_silent_for_long(tmp_path):
+    """The recipe sleeps longer than a command may be silent."""
+    tiny_pair.write(tmp_path / "tiny")
+    (tmp_path / "tiny.gin").write_text(RECIPE)
+    (tmp_path / "sleeper.py").write_text(f"import time\ntime.sleep({LONGEST + 1})\n")
+    command = [sys.executable, "-m", "experiments.sweep", "--gin_file=tiny.gin", "--quick"]
+    silences, texts = zip(*_chunks([*command, "--gin.ModelPair.name='tiny'"], tmp_path), strict=True)
+    said = "".join(texts)
+    assert said.endswith("status 0"), said
+    longest = max(range(len(silences)), key=silences.__getitem__)
+    assert silences[longest] < LONGEST, f"{silences[longest]:.1f} s of silence before {texts[longest]!r}"
+    lines = [line for line in said.splitlines() if not line.startswith("… ")]
+    assert lines[0] == "One method on a random pair. 3 points"
+    assert lines[1].startswith("results go to results/tiny_quick.jsonl")
+    assert "… working (" in said
