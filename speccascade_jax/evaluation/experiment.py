@@ -350,7 +350,7 @@ def measure(
     evaluate_points = FirstPoint(partial(way or evaluate, session, earlier=earlier), session, profile_at)
     with _progress(store, keys, stale) if progress else nullcontext() as shown:
         on_record = shown.advance if shown else lambda record: None
-        with stage(lambda: f"{shown.done} of {shown.total} points measured" if shown else "measuring"):
+        with stage(lambda: f"measured {shown.done} of {shown.total} points" if shown else "measuring"):
             result_store.fill(store, groups, lambda point: identities[point].key, evaluate_points, on_record, stale)
     if profile_at is not None:
         evaluate_points.trace(next(iter(identities)))
@@ -387,8 +387,11 @@ def measure_in(
         keys = {point: identity.key for point, identity in identities.items()}
         store.take_over(keys.values(), elsewhere)
         stale = tell_stale(store, identities.values())
-        with _progress(store, keys.values(), stale) as progress:
-            workers.fill(store, groups, keys, progress.advance, stale)
+        with (
+            _progress(store, keys.values(), stale) as shown,
+            stage(lambda: f"workers measured {shown.done} of {shown.total} points"),
+        ):
+            workers.fill(store, groups, keys, shown.advance, stale)
         return list(keys.values())
     finally:
         workers.close()

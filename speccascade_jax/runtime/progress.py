@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 EVERY = 4.0
 """Number of silent seconds after which a line is printed."""
-EARLY = 2.5
+EARLY = 3.5
 """Number of silent seconds after which a stage that is counted prints the line itself, between two of its parts."""
 
 

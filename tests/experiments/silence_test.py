@@ -51,6 +51,7 @@ def _chunks(command, folder):
 @pytest.mark.tools
 def test_a_sweep_is_never_silent_for_long(tmp_path):
     """The recipe sleeps longer than a command may be silent."""
+    (tmp_path / "tiny").mkdir()
     tiny_pair.write(tmp_path / "tiny")
     (tmp_path / "tiny.gin").write_text(RECIPE)
     (tmp_path / "sleeper.py").write_text(f"import time\ntime.sleep({LONGEST + 1})\n")

@@ -46,6 +46,8 @@ from speccascade_jax.results.store.lines import parse_lines
 from speccascade_jax.results.store.record import Record
 from speccascade_jax.results.store.record import Row as JsonRow
 from speccascade_jax.results.store.result_store import ResultStore
+from speccascade_jax.runtime import recipe_header
+from speccascade_jax.runtime.progress import counted
 from speccascade_jax.storage.files import expanded, point_key
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -213,6 +215,7 @@ def run(
     whole("max_prompt_length", max_prompt_length, 1)
     form, asked = get_conversation(conversation), read_questions(questions)
     chosen = choose(asked, categories, per_category)
+    recipe_header.announce(f"{len(chosen)} questions")
     loaded = replace(load_source(pair), max_prompt_length=max_prompt_length)
     both_settings = settings, Settings(method=TARGET, **sampling_of(settings))
     speakers = [Speaker(loaded, item, form, instruction, max_new_tokens, seed) for item in both_settings]
@@ -407,7 +410,7 @@ def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str
         For each question that was left out, a text that names the turn that was too long.
     """
     left_out = []
-    for number, question in enumerate(questions):
+    for number, question in enumerate(counted(questions, "answering", "questions")):
         lacking = [side for side in sides if side.answer_to(question) is None]
         progress = f"[{number + 1}/{len(questions)}] question {question.question_id} ({question.group})"
         try:
