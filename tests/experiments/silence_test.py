@@ -12,8 +12,8 @@ from tests.support import tiny_pair
 
 LONGEST = 5.0
 RECIPE = """# One method on a random pair.
-import sleeper
 from __gin__ import dynamic_registration
+import sleeper
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.evaluation import points
 points.ModelPair.name = 'tiny'
