@@ -65,8 +65,8 @@ class Stage:
         if self.done < 2:
             return counts
         # the first part is left out, because it often includes a compilation
-        left = (now - self.first) / (self.done - 1) * (self.total - self.done)
-        return f"{counts}, about {clock_time(left)} left"
+        remaining = (now - self.first) / (self.done - 1) * (self.total - self.done)
+        return f"{counts}, about {clock_time(remaining)} left"
 
 
 _STARTED = time.monotonic()
@@ -76,15 +76,15 @@ _COMPILING: list[float] = []
 
 
 @contextlib.contextmanager
-def stage(what: str | Callable[[], str], total: int = 0, unit: str = "parts") -> Iterator[Stage]:
+def stage(named: str | Callable[[], str], total: int = 0, unit: str = "parts") -> Iterator[Stage]:
     """Names what the block does, inside the stages that are open already.
 
     Args:
-        what: what the block does, such as "loading the models", or a function that returns it.
+        named: what the block does, such as "loading the models", or a function that returns it.
         total: number of parts that the block counts (`Stage.count`); 0: unknown.
         unit: what the parts are.
     """
-    entered = Stage(what if callable(what) else lambda: what, total, unit)
+    entered = Stage(named if callable(named) else lambda: named, total, unit)
     _STAGES.append(entered)
     try:
         yield entered
@@ -93,7 +93,7 @@ def stage(what: str | Callable[[], str], total: int = 0, unit: str = "parts") ->
         _COMPILING.clear()  # a compilation that failed reports no end
 
 
-def counted(items: Iterable[Item], what: str | Callable[[], str], unit: str, total: int = 0) -> Iterator[Item]:
+def counted(items: Iterable[Item], named: str | Callable[[], str], unit: str, total: int = 0) -> Iterator[Item]:
     """Yields the items, and counts them as the parts of a stage.
 
     Between two items, the working thread prints the lines itself, so each item may be timed: the other thread
@@ -101,11 +101,11 @@ def counted(items: Iterable[Item], what: str | Callable[[], str], unit: str, tot
 
     Args:
         items: the items.
-        what: what the stage does, as in `stage`.
+        named: what the stage does, as in `stage`.
         unit: what the items are.
         total: number of items, if `items` has no length.
     """
-    with stage(what, total or (len(items) if isinstance(items, Sized) else 0), unit) as entered:
+    with stage(named, total or (len(items) if isinstance(items, Sized) else 0), unit) as entered:
         for item in items:
             yield item
             entered.count()

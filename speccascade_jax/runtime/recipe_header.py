@@ -91,6 +91,6 @@ def times(recipe: str) -> str:
     block = re.search(r"^# Time: .*\n(?:#  .*\n)*", recipe, re.MULTILINE)
     text = " ".join(re.sub(r"(?m)^#", " ", block[0]).split()) if block else ""
     durations = {kind: re.search(pattern, text) for kind, pattern in _KINDS.items()}
-    parts = [f"{found[1] or found[2]} {kind}" for kind, found in durations.items() if found]
+    parts = [f"{match[1] or match[2]} {kind}" for kind, match in durations.items() if match]
     machine = re.search(_MACHINE, text)
     return f"about {', '.join(parts)}{f' {machine[0]}' if machine else ''}" if parts else ""

@@ -35,12 +35,19 @@ experiment.sweep:
 
 
 def _chunks(command, folder):
-    """Yields the seconds since the last output and the output, of both streams, until the command ends."""
+    """Yields the seconds since the last output and the output, of both streams, until the command ends.
+
+    The first seconds are those after the start of Python.
+    """
     environment = os.environ | {"PYTHONPATH": f"{repository_root()}:{folder}", "JAX_PLATFORMS": "cpu"}
     environment |= {"SPECCASCADE_COMPILATION_CACHE": str(folder / "cache")}
+    # Python's own start, which is silent, takes seconds on a machine that has much else to do
+    last = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import speccascade_jax.runtime.progress"], env=environment, check=True)
+    start = time.monotonic() - last
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=folder, env=environment, **streams) as running:
-        last = time.monotonic()
+        last = time.monotonic() + start
         while data := os.read(running.stdout.fileno(), 1 << 16):
             now = time.monotonic()
             yield now - last, data.decode()
