@@ -283,8 +283,8 @@ class LogitPair:
         draft, target: the logits, and the numbers of each position.
         draft_total, target_total: `raw_total` of both, float32 `[..., 1]`.
         greedy: bool `[..., 1]`, whether the draft is greedy.
-        indices: int32 `[..., 1]`, the tokens whose logits this pair contains; `None` if it covers the vocabulary.
         vocab_size: the number of real entries of the vocabulary.
+        indices: int32 `[..., 1]`, the tokens whose logits this pair contains; `None` if it covers the vocabulary.
     """
 
     draft: LogitLaws
@@ -292,8 +292,8 @@ class LogitPair:
     draft_total: Array
     target_total: Array
     greedy: Array
+    vocab_size: int = flax.struct.field(pytree_node=False)
     indices: Array | None = None
-    vocab_size: int = flax.struct.field(pytree_node=False, default=0)
 
     @classmethod
     def of(cls, draft: LogitLaws, logits: Array, controls: Controls, vocab_size: int) -> LogitPair:
@@ -301,7 +301,7 @@ class LogitPair:
         target = of_logits(logits, controls.target)
         greedy = jnp.broadcast_to(expand(controls.draft.temperature <= 0, logits.ndim), (*logits.shape[:-1], 1))
         totals = raw_total(draft, controls.draft), raw_total(target, controls.target)
-        return cls(draft, target, *totals, greedy, vocab_size=vocab_size)
+        return cls(draft, target, *totals, greedy, vocab_size)
 
     def at_tokens(self, tokens: Array) -> LawPair:
         """Returns the probabilities of `tokens` `[...]`, arrays `[..., 1]`."""

@@ -22,6 +22,7 @@ SETTINGS = {
     "mixed": MIXED,
     "identity": Sampling(np.ones(8, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)),
     "greedy": Sampling(np.zeros(8, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)),
+    "top-k": Sampling(np.ones(8, np.float32), np.ones(8, np.float32), np.arange(8, dtype=np.float32) % 5),
     "warm": Sampling(np.full(8, 0.7, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32)),
 }
 
@@ -56,7 +57,9 @@ def controls(draft, target):
     return Controls(none, none, SETTINGS[draft], SETTINGS[target])
 
 
-@pytest.mark.parametrize(("draft", "target"), [("mixed", "mixed"), ("identity", "greedy"), ("greedy", "warm")])
+@pytest.mark.parametrize(("draft", "target"), [
+    ("mixed", "mixed"), ("identity", "greedy"), ("greedy", "warm"), ("top-k", "top-k"),
+])  # fmt: skip
 def test_a_pair_of_logits_has_the_distributions_of_a_pair_of_laws(draft, target):
     shape = 8, POSITIONS, 256
     tokens = np.random.default_rng(2).integers(0, shape[-1] - PADDING, shape[:2])
@@ -75,7 +78,9 @@ def test_a_pair_of_logits_has_the_distributions_of_a_pair_of_laws(draft, target)
             np.testing.assert_allclose(log, expected_logs[name], rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("settings", "rows", "size"), [("mixed", 8, 600), ("mixed", 8, 384), ("identity", 8, 512)])
+@pytest.mark.parametrize(("settings", "rows", "size"), [
+    ("mixed", 8, 600), ("mixed", 8, 384), ("identity", 8, 512), ("top-k", 8, 384),
+])  # fmt: skip
 def test_tokens_are_those_of_a_sample(settings, rows, size):
     x, rule = logits(rows, size), SETTINGS[settings]
     uniform = np.random.default_rng(3).random((40, rows)).astype(np.float32)

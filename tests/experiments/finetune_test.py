@@ -169,7 +169,7 @@ def killed(start, run_dir, count, draws):
 COUNTS = [pytest.param(1, marks=pytest.mark.laws), pytest.param(2, marks=pytest.mark.parity)]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("place", ["disk", "bucket"])
 @pytest.mark.parametrize("count", COUNTS)
 def test_killed_runs_give_the_result_of_uninterrupted_runs(count, place, start, unbroken, tmp_path, request):

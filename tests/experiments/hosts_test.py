@@ -104,6 +104,7 @@ def unbroken(folder):
     return records(folder / "unbroken.jsonl")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parity
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_ends_all_and_the_sweep_resumes(victim, folder, unbroken):
@@ -132,6 +133,7 @@ def _measured(record):
     return {name: record[name] for name in ("judged_key", "counts", "quality", "per_example")}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parity
 @pytest.mark.parametrize("preempted", [0, 1])
 def test_sigterm_to_one_process_ends_all_at_the_same_point_and_the_sweep_goes_on(preempted, folder, unbroken):
@@ -149,6 +151,7 @@ def test_sigterm_to_one_process_ends_all_at_the_same_point_and_the_sweep_goes_on
     assert records(output) == unbroken
 
 
+@pytest.mark.sample(0)
 @pytest.mark.parity
 def test_four_processes_write_the_outputs_of_two(folder, unbroken):
     """Splits rows over two and heads over two: the keys differ, the outputs do not."""
