@@ -22,7 +22,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a path of a test that looks like a name on
 import jax
 import pytest
 
-from speccascade_jax.runtime import compilation_cache, program_memory
+from speccascade_jax.runtime import compilation_cache, program_memory, recipe_header
 from tests.support.hub_server import on_the_hub, serving
 from tests.support.sample import ALL, weekly_cases
 
@@ -111,6 +111,13 @@ def programs_are_given_back():
     """Drops compiled programs between tests before the process runs out of memory maps."""
     yield
     program_memory.release_when_crowded(CROWDED)
+
+
+@pytest.fixture(autouse=True)
+def no_recipe_is_remembered():
+    """Forgets the recipe of a test that read gin files, which the next test's command would announce."""
+    yield
+    recipe_header.forget()
 
 
 @pytest.fixture(scope="session")
