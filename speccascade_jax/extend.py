@@ -28,8 +28,8 @@ from speccascade_jax.core.protocols import (
     Start,
     StopPolicy,
 )
-from speccascade_jax.core.sampling import Laws, laws_and_token
-from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, LMOutput, Prompt, Sampling
+from speccascade_jax.core.sampling import laws_and_token
+from speccascade_jax.core.types import BoundModel, Controls, Draft, LawPair, Laws, LMOutput, Prompt, Sampling
 from speccascade_jax.data.tasks.file_task import FileTask
 from speccascade_jax.data.tasks.seqio_task import SeqioTask
 from speccascade_jax.data.tasks.table import get_task

@@ -5,6 +5,7 @@ import doctest
 import functools
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_a_public_name_has_an_example_that_runs(name):
     for (holder, inside), test in examples().items():
         if holder == module and belongs(inside, place):
             run(test)
+
+
+def test_a_plug_in_imports_what_it_makes_from_the_extension_api():
+    """Checks the results and fields of public types that are types of the package themselves."""
+    made = (extend.TokenWise.__call__, "return"), (extend.Draft, "logs"), (extend.Controls, "draft")
+    for owner, member in made:
+        hint = typing.get_type_hints(owner)[member]
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if kind.__module__.startswith("speccascade_jax")]
+        assert kinds and all(getattr(extend, kind.__name__, None) is kind for kind in kinds), member
+    assert isinstance(extend.make_controls(2, alpha=0.5).target, extend.Sampling)
 
 
 @pytest.mark.parametrize("place", others(), ids=".".join)

@@ -1,7 +1,9 @@
 """Tests of releasing: version, changelog, citation and tag agree, and the workflow publishes what it has tried."""
 
+import collections
 import re
 import runpy
+import tomllib
 
 import pytest
 import yaml
@@ -78,3 +80,10 @@ def test_only_the_publishing_job_may_ask_pypi_for_a_token():
 def test_actions_are_pinned_to_a_major_version(name):
     uses = re.findall(r"uses: (\S+)", WORKFLOWS[name])
     assert uses and all(re.search(r"@(release/)?v\d+$", action) for action in uses)
+
+
+def test_each_marker_of_the_tests_is_declared_once():
+    """A marker's second line hides the first one in pytest's list."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
+    declared = collections.Counter(line.partition(":")[0] for line in options["markers"])
+    assert declared and set(declared.values()) == {1}, declared

@@ -60,14 +60,6 @@ class Laws(NamedTuple):
         raw: `[..., V]`, the softmax of the logits at temperature 1.
         scaled: `[..., V]`, the output of `transform`, from which tokens are drawn.
         max_raw: `[...]`, the maximum of `raw`.
-
-    Examples:
-        >>> import numpy as np
-        >>> from speccascade_jax.extend import laws_and_token, make_controls
-        >>> greedy = make_controls(1, temperature=0.0).draft
-        >>> laws, token = laws_and_token(np.log([[0.5, 0.3, 0.2]]), greedy, np.array([0.9]))
-        >>> print(type(laws).__name__, laws.raw[0].round(3), laws.scaled[0], laws.max_raw.round(3), token)
-        Laws [0.5 0.3 0.2] [1. 0. 0.] [0.5] [0]
     """
 
     raw: Array

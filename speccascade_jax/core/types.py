@@ -306,6 +306,15 @@ class Laws:
     Attributes:
         q, q_tilde: the raw and the scaled distributions.
         logs: the logs of `q` and `q_tilde` if the rule reads them (`Rule.reads_logs`), otherwise `None`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from speccascade_jax.extend import Draft, Laws  # a drafter gives the logs as a second `Laws`
+        >>> q, none = np.float32([[[0.25, 0.75]] * 2]), np.zeros(1, np.int32)
+        >>> names = {"q": q, "q_tilde": q, "greedy": none == 1, "steps": none, "bad": np.zeros((1, 2), bool)}
+        >>> draft = Draft(np.int32([[1]]), none + 1, **names, logs=Laws(np.log(q), np.log(q)))
+        >>> draft.laws.logs is draft.logs
+        True
     """
 
     q: Float32[Array, "B places V"]
