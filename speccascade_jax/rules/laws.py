@@ -116,6 +116,7 @@ def lossy_with(beta: float) -> TargetLaw:
     """
 
     def law(pair: LawPair, alpha: Array) -> Array:
+        """Keeps a token with probability `min(1, p̃ / ((1 − α) q̃))` (Narasimhan et al., 2024, Table 1)."""
         kept = kept_below_ceiling(pair, alpha)
         residual = normalise(jnp.maximum(pair.p_tilde / beta - pair.q_tilde, 0.0), pair.p_tilde)
         # the rejected mass is summed directly, because 1 − Σ kept loses all digits if nearly all mass is kept

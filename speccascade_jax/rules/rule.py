@@ -1,5 +1,6 @@
 """The class `Rule`, which decides which draft tokens are kept, and `Alpha`, the domain of its trade-off parameter."""
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ class Alpha:
         >>> alpha = Alpha(grid=(0.0, "lnV"), typical=2.0)
         >>> alpha.usual(3, vocab_size=8192)
         (0.0, 4.505, 9.011)
+        >>> str(alpha)
+        'α from 0 to lnV, for example 2'
     """
 
     grid: tuple[End, End] = (0.0, 1.0)
@@ -77,6 +80,11 @@ class Alpha:
         if bad.any():
             value, end = float(values[bad].ravel()[0]), "]" if self.closed else ")"
             raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
+
+    def __str__(self) -> str:
+        """Returns the range of a sweep and the value for a first try, for readers."""
+        low, high = (end if isinstance(end, str) else f"{end:g}" for end in self.grid)
+        return f"α from {low} to {high}" + ("" if self.typical is None else f", for example {self.typical:g}")
 
     def bounds(self, vocab_size: int) -> tuple[float, float]:
         """Returns the ends of `grid` as numbers."""
@@ -116,6 +124,19 @@ def checked_alpha(alpha: Alpha | None, owner: str, value: Any, rows: int) -> np.
     return values
 
 
+def _first_line(function: Any) -> str:
+    """Returns the first line of the docstring of a function, or of a callable object's class; "" without one."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _source_name(function: Any) -> str:
+    """Returns the module and the name of a function, or of a callable object's class."""
+    # `functools.partial` is not what a reader looks for, and an object has no name
+    function = getattr(function, "func", function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__.partition('.<locals>')[0]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A rule that decides which draft tokens are kept, with the properties that engines, sweeps and tables need.
@@ -149,6 +170,9 @@ class Rule:
         >>> q, p = np.log([0.5, 0.3, 0.2]), np.log([0.1, 0.2, 0.7])
         >>> print(np.asarray(sc.target_law(rule, q, p, alpha=0.15)).round(2))
         [0.05 0.4  0.55]
+        >>> sc.RULES["chow"]
+        Rule('chow': Defers if `max q < 1 − α` (Narasimhan et al., 2024, eq. 2). α from 0 to 1, for example 0.5. \
+Source: speccascade_jax.rules.deferral.chow)
     """
 
     name: str
@@ -167,6 +191,12 @@ class Rule:
     def __post_init__(self) -> None:
         if (self.law is None) == (self.deferral is None):
             raise ValueError(f"rule {self.name!r} needs exactly one of a deferral function and a law")
+
+    def __repr__(self) -> str:
+        """Returns one line: the name, the first sentence of the function's docstring, α's values, the function."""
+        function = self.law if self.deferral is None else self.deferral
+        parts = [_first_line(function), str(self.alpha or "No α"), f"Source: {_source_name(function)}"]
+        return f"Rule({self.name!r}: {'. '.join(part.rstrip('.') for part in parts if part)})"
 
     def check_temperatures(self, temperature: Any, draft_temperature: Any = None) -> None:
         """Raises a ValueError for a temperature above 0 if the rule is defined at temperature 0 only.
