@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from speccascade_jax.core import names, validate_types
 from speccascade_jax.core.checks import integer, whole
+from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import Rule
 
 DRAFT_MODEL = "draft"
@@ -71,8 +72,35 @@ class Drafting:
     tail: str | None = None
     tail_size: int = TAIL
 
+    def __repr__(self) -> str:
+        """Returns an expression of these settings that leaves out the defaults."""
+        return _short_repr(self)
 
-@dataclass(frozen=True, kw_only=True)
+
+def _short_repr(settings: Any) -> str:
+    """Returns the expression of a dataclass with the fields that differ from their defaults, or have none."""
+    # no default is an array, and `!=` would compare the entries of one
+    changed = [
+        f"{field.name}={value!r}"
+        for field in fields(settings)
+        for value in [_plain(getattr(settings, field.name))]
+        if hasattr(value, "tolist") or value != field.default
+    ]
+    return f"{type(settings).__name__}({', '.join(changed)})"
+
+
+_MOST_LISTED = 64
+"""Largest number of entries of an array that the text of settings lists; NumPy shortens larger arrays itself."""
+
+
+def _plain(value: Any) -> Any:
+    """Returns a few numbers of NumPy or JAX as plain numbers, a rule of `RULES` as its name; other values unchanged."""
+    if isinstance(value, Rule) and deferral.RULES.get(value.name) is value:
+        return value.name
+    return value.tolist() if hasattr(value, "tolist") and value.size <= _MOST_LISTED else value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Level(Drafting):
     """A model between draft and target: it verifies drafts and passes its own tokens to the next larger model.
 
@@ -154,6 +182,8 @@ class Arm:
         >>> arm = sc.Arm(drafter="draft", block_size=3, rule="chow")
         >>> arm.called, str(arm)
         ('draft 3', 'draft 3 by chow')
+        >>> arm
+        Arm(drafter='draft', block_size=3, rule='chow')
     """
 
     drafter: str | Level
@@ -171,6 +201,10 @@ class Arm:
     def called(self) -> str:
         """The arm's name in policies, records and `Settings.choose`."""
         return self.name or drafters_text((self.drafter,), self.block_size)
+
+    def __repr__(self) -> str:
+        """Returns an expression of the arm that leaves out the defaults."""
+        return _short_repr(self)
 
     def __str__(self) -> str:
         """Returns a text for tables: the name, the drafter if the name is another, and the arm's own rule if set."""
@@ -252,7 +286,7 @@ def meant(settings: Settings, *names: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Settings(Drafting):
     """All settings of decoding: the method, its rule and drafters, and sampling; `None` means the method's own value.
 
@@ -282,8 +316,8 @@ class Settings(Drafting):
         >>> from dataclasses import replace
         >>> from speccascade_jax.extend import Settings
         >>> settings = Settings(method="chow", alpha=0.5)
-        >>> replace(settings, temperature=0.7, tree=[2, 1]).tree
-        (2, 1)
+        >>> replace(settings, temperature=0.7, tree=[2, 1])  # shows what differs from the defaults
+        Settings(alpha=0.5, temperature=0.7, method='chow', tree=(2, 1))
         >>> settings.temperature, settings.drafters, settings.block_size  # None: the method's own
         (0.0, ('draft',), None)
     """

@@ -1,5 +1,7 @@
 """Tests of settings: the words of other libraries lead to the names here."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import speccascade_jax as sc
@@ -26,6 +28,26 @@ def test_a_setting_without_a_counterpart_is_refused_with_the_reason(word):
 def test_synonyms_lead_to_names_that_exist():
     known = {*Settings.__dataclass_fields__, "max_new_tokens", "seed", "stop_ids"}
     assert set(names.SYNONYMS.values()) <= known and not known & (set(names.SYNONYMS) | set(UNSUPPORTED))
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    (Settings(), "Settings()"),
+    (Settings(temperature=1.0, alpha=0.5), "Settings(alpha=0.5, temperature=1.0)"),
+    (Settings(alpha=np.float32(0.5), top_k=np.int64(3)), "Settings(alpha=0.5, top_k=3)"),
+    (Settings(drafters=(sc.Level(model="middle", budget=3, rule="chow", alpha=0.5),)),
+     "Settings(drafters=(Level(rule='chow', alpha=0.5, model='middle', budget=3),))"),
+    (Settings(method="bild", drafters=(sc.Arm(drafter="draft", block_size=3), "autoregressive"), choose="random"),
+     "Settings(drafters=(Arm(drafter='draft', block_size=3), 'autoregressive'), method='bild', choose='random')"),
+])  # fmt: skip
+def test_settings_print_as_an_expression_without_the_defaults(settings, text):
+    assert repr(settings) == text
+    assert eval(text, {"Settings": Settings, "Level": sc.Level, "Arm": sc.Arm}) == settings
+
+
+def test_settings_print_arrays_as_lists_and_a_known_rule_by_its_name():
+    settings = Settings(alpha=jnp.asarray([0.0, 0.5]), rule=sc.RULES["opt"])
+    assert repr(settings) == "Settings(rule='opt', alpha=[0.0, 0.5])"
+    assert len(repr(Settings(alpha=np.zeros(100_000)))) < 200
 
 
 def test_a_method_given_as_a_rule_is_pointed_to_method():
