@@ -15,7 +15,7 @@ from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
 from speccascade_jax.results.report.tables.grid import NONE
-from speccascade_jax.results.store.record import Point, get_entry, hardware_text, speed_text
+from speccascade_jax.results.store.record import hardware_text, one_line, speed_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
 from speccascade_jax.runtime.progress import clock_time
@@ -53,37 +53,6 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if measured := self.done - self.present:
             self._console.print(f"{measured} points measured in {clock_time(self._clock() - self._begin)}")
-
-
-def one_line(record: Record) -> str:
-    """Returns a record's point and its main numbers in one line."""
-    point, quality = record["point"], record["quality"]
-    parts = [f"{' '.join([point['curve'], *_numbers(point)]):<30}", f"{quality['metric']} {quality['value']:6.2f}"]
-    if relative := record.get("relative_latency"):
-        parts.append(f"latency {relative['value']:5.2f}×")
-    rejection = record["measures"].get("rejection_rate")
-    if rejection is not None:
-        parts.append(f"rejected {rejection:4.0%}")
-    if record.get("inconclusive") and point["block_size"] is not None:
-        parts.append("inconclusive: nothing was drafted")
-    if lost := record.get("failed_examples"):
-        parts.append(f"{len(lost)} examples left out, {record['failure']}")
-    if early := record.get("failed_timings"):
-        parts.append(f"no latency: NaN or infinite logits in {early} timed runs")
-    return "  ".join(parts)
-
-
-_SWEPT = {"block_size": "γ", "top_p": "top-p", "top_k": "top-k", "draft_temperature": "draft T", "seed": "seed"}
-"""Names in printed lines of settings that a sweep varies. A line leaves out usual values (`_USUAL`)."""
-_USUAL = {"top_p": 1, "top_k": 0, "seed": 0}
-
-
-def _numbers(point: Point) -> list[str]:
-    """Returns the settings that distinguish the points of a sweep: α, temperature, and others with unusual values."""
-    values = {"α": point["alpha"], "T": point["temperature"]}
-    values |= {word: value for name, word in _SWEPT.items() if (value := get_entry(point, name)) != _USUAL.get(name)}
-    known = {name: value for name, value in values.items() if value is not None}
-    return [f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in known.items()]
 
 
 def print_record(record: Record) -> None:

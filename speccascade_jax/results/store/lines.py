@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from speccascade_jax.results.store.migration import migrated
-from speccascade_jax.results.store.record import Record
+from speccascade_jax.results.store.record import Record, StoredRecord
 
 CHECKSUM = "checksum"
 BEGIN = b'{"key":"'
@@ -82,7 +82,7 @@ def _parsed(line: bytes) -> tuple[Record, str]:
         return {"key": ""}, "not a record with a key"
     if record.pop(CHECKSUM, None) not in (None, checksum(record)):
         return {"key": ""}, "its checksum does not match"
-    return cast(Record, migrated(record)), ""
+    return cast(Record, StoredRecord(migrated(record))), ""
 
 
 def checksum(record: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Types of measurement records; a line of a store is one record as JSON, with a checksum."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, Required, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 FORMAT = 3
 """Format number of the records that this version writes. Records of format 2 are migrated when they are read; other
@@ -260,3 +260,50 @@ class Record(TypedDict, total=False):
 def get_entry(part: Mapping[str, Any], name: str) -> Any:
     """Returns an entry of a record, or of a dictionary inside it, for a name that is known only at run time."""
     return part[name]
+
+
+def one_line(record: Record) -> str:
+    """Returns a record's point and its main numbers in one line."""
+    point, quality = record["point"], record["quality"]
+    parts = [f"{' '.join([point['curve'], *_numbers(point)]):<30}", f"{quality['metric']} {quality['value']:6.2f}"]
+    if relative := record.get("relative_latency"):
+        parts.append(f"latency {relative['value']:5.2f}×")
+    rejection = record["measures"].get("rejection_rate")
+    if rejection is not None:
+        parts.append(f"rejected {rejection:4.0%}")
+    if record.get("inconclusive") and point["block_size"] is not None:
+        parts.append("inconclusive: nothing was drafted")
+    if lost := record.get("failed_examples"):
+        parts.append(f"{len(lost)} examples left out, {record['failure']}")
+    if early := record.get("failed_timings"):
+        parts.append(f"no latency: NaN or infinite logits in {early} timed runs")
+    return "  ".join(parts)
+
+
+_SWEPT = {"block_size": "γ", "top_p": "top-p", "top_k": "top-k", "draft_temperature": "draft T", "seed": "seed"}
+"""Names in printed lines of settings that a sweep varies. A line leaves out usual values (`_USUAL`)."""
+_USUAL = {"top_p": 1, "top_k": 0, "seed": 0}
+
+
+def _numbers(point: Point) -> list[str]:
+    """Returns the settings that distinguish the points of a sweep: α, temperature, and others with unusual values."""
+    values = {"α": point["alpha"], "T": point["temperature"]}
+    values |= {word: value for name, word in _SWEPT.items() if (value := get_entry(point, name)) != _USUAL.get(name)}
+    known = {name: value for name, value in values.items() if value is not None}
+    return [f"{name}={value if isinstance(value, str) else f'{value:g}'}" for name, value in known.items()]
+
+
+class StoredRecord(dict[str, Any]):
+    """A record in a store: a dictionary that prints as one line, not as all its examples.
+
+    Example:
+        >>> from speccascade_jax.results.store.record import StoredRecord
+        >>> StoredRecord(key="22808b2853d1", counts={"rounds": 3})
+        <record 22808b28 with key, counts>
+    """
+
+    def __repr__(self) -> str:
+        """Returns the beginning of the key, and the main numbers of a point, or else the names of the entries."""
+        if {"point", "quality", "measures"} <= self.keys():
+            return f"<record {self['key'][:8]}: {' '.join(one_line(cast(Record, self)).split())}>"
+        return f"<record {self.get('key', '')[:8]} with {', '.join(self)}>"

@@ -17,7 +17,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from speccascade_jax.results.store import bucket_records, outputs, shards
 from speccascade_jax.results.store.lines import (
@@ -29,7 +29,7 @@ from speccascade_jax.results.store.lines import (
     supersedes,
     to_line,
 )
-from speccascade_jax.results.store.record import FORMAT, Record
+from speccascade_jax.results.store.record import FORMAT, Record, StoredRecord
 from speccascade_jax.storage import locks
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import _sync_folder, expanded, naming, plain, write_atomically
@@ -112,7 +112,7 @@ class ResultStore:
     def _add(self, record: Record) -> None:
         """Adds a record to `records`; it replaces the record with the same key if there is one."""
         place = self._places.setdefault(record["key"], len(self.records))
-        self.records[place : place + 1] = [record]
+        self.records[place : place + 1] = [cast(Record, StoredRecord(record))]
 
     def _lacks(self, record: Record) -> bool:
         """Returns whether the store holds no record with this key, or only one that `record` supersedes."""

@@ -20,6 +20,7 @@ from speccascade_jax.results.store.lines import CHECKSUM, parse_lines
 from speccascade_jax.results.store.result_store import ResultStore, StoreLockedError, fill, read_records
 from speccascade_jax.storage import files
 from speccascade_jax.storage.files import point_key
+from tests.support import fake_records
 from tests.support.stores import filled, record, written
 
 
@@ -35,6 +36,19 @@ def test_records_are_stored_one_per_line_and_read_in_order(path):
     with ResultStore(path) as store:
         assert store.records == written and store.damaged == []
         assert store.done_keys() == {record["key"] for record in written}
+
+
+def test_records_of_a_store_print_as_one_line(path):
+    point = fake_records.run(fake_records.coordinates()[4])
+    with ResultStore(path) as store:
+        store.append(point)
+        store.append({"key": "0123456789abcdef", "counts": {"rounds": 3}})
+        texts = [repr(stored) for stored in store.records]
+    assert [repr(stored) for stored in read_records(path)] == texts
+    assert (
+        texts[0].startswith(f"<record {point['key'][:8]}: lossy α=") and f"{point['quality']['value']:.2f}" in texts[0]
+    )
+    assert len(texts[0]) < 120 and texts[1] == "<record 01234567 with key, counts>"
 
 
 def test_numpy_values_and_undefined_numbers_become_json(path):
