@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -54,6 +54,10 @@ class DecodeOutput:
         >>> import speccascade_jax as sc
         >>> pair = sc.Pair(target=sc.FakeLM(8), draft=sc.FakeLM(8, noise=0.5, seed=1))
         >>> output = sc.decode(pair, [[1, 2], [3]], method="chow", alpha=0.5, block_size=3, max_new_tokens=6)
+        >>> output
+        DecodeOutput of 2 rows: 12 tokens, 2.40 per target call, 73% of drafts accepted, 5 target calls, 16 draft steps
+          [1, 6, 3, 6, 0, 1]
+          [0, 2, 6, 0, 7, 4]
         >>> output.tokens.shape, output.lengths.tolist(), output.failed
         ((2, 6), [6, 6], ())
         >>> output.stats["kept"], output.stats["rejected"], round(output.stats["acceptance_rate"], 2)
@@ -67,6 +71,44 @@ class DecodeOutput:
     generation: Generation
     failed: tuple[Failure, ...] = ()
     trace: Traces | None = None
+
+    def __repr__(self) -> str:
+        """Returns the main counts in one line, then the first rows' texts, or their tokens, each cut to one line."""
+        rows, failures = len(self.lengths), len(self.failed)
+        begin = f"DecodeOutput of {rows} {'row' if rows == 1 else 'rows'}"
+        counts = [f"{failures} failed"] * bool(failures) + [*_counts(self.stats)]
+        shown = [_in_one_line(self.texts[row] if self.texts else self._ids(row)) for row in range(min(rows, _FEW_ROWS))]
+        more = [f"… and {rows - _FEW_ROWS} more"] * (rows > _FEW_ROWS)
+        return "\n  ".join([f"{begin}: {', '.join(counts)}", *shown, *more])
+
+    def _ids(self, row: int) -> list[int]:
+        ids: list[int] = self.tokens[row, : self.lengths[row]].tolist()
+        return ids
+
+
+_FEW_ROWS, _LINE = 5, 78
+"""Numbers of rows, and of characters of a row, that the text of a `DecodeOutput` shows."""
+_SHOWN = {
+    "committed": "{} tokens",
+    "block_efficiency": "{:.2f} per target call",
+    "acceptance_rate": "{:.0%} of drafts accepted",
+    "target_calls": "{} target calls",
+    "draft_steps": "{} draft steps",
+}
+"""Measures that the text of a `DecodeOutput` shows, with their formats."""
+
+
+def _in_one_line(value: Any) -> str:
+    """Returns a value's text; a text of more than `_LINE` characters ends early."""
+    text = repr(value)
+    return text if len(text) <= _LINE else f"{text[: _LINE - 1]}…"
+
+
+def _counts(stats: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the measures of `_SHOWN` with their names, except undefined ones: a target alone has no drafts."""
+    for name, form in _SHOWN.items():
+        if stats.get(name) is not None:
+            yield form.format(stats[name])
 
 
 @with_settings

@@ -1,6 +1,7 @@
 """Tests of the public functions: outputs, statistics that equal a recount, errors and warnings."""
 
 import dataclasses
+import re
 import warnings
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.core.controls import make_controls
-from speccascade_jax.engine.generate import compilations, generate
+from speccascade_jax.engine.generate import Failure, compilations, generate
 from speccascade_jax.methods.build import assemble, build
 from speccascade_jax.methods.settings import Level, Settings
 from speccascade_jax.pairs.prompts import make_prompt
@@ -318,6 +319,33 @@ def test_objects_with_parameters_print_in_one_line(pair):
     assert all(len(text) < 700 and "\n" not in text and "Array" not in text for text in texts), texts
     assert texts[2] == "BoundModel(Table, 81 parameters)"
     assert texts[1] == f"Pair('two': target={texts[2]}, draft={texts[2]}, small={texts[2]}, acceptance head)"
+
+
+def test_an_output_prints_its_numbers_and_the_first_texts():
+    pair = sc.Pair(*(sc.TableLM(t) for t in conformance.tables(VOCAB, seed=0)), vocabulary=Words())
+    out = run(pair, ["cd", "f", "iii", "aa"] * 4, stop_ids=None)
+    assert len(out.texts) == 16
+    first, *rows, last = repr(dataclasses.replace(out, texts=["x" * 1000, *out.texts[1:]])).splitlines()
+    numbers = re.fullmatch(
+        r"DecodeOutput of 16 rows: (\d+) tokens, (\d\.\d\d) per target call, (\d+)% of drafts accepted, "
+        r"(\d+) target calls, (\d+) draft steps", first,
+    ).groups()  # fmt: skip
+    counted = [out.stats[name] for name in ("committed", "target_calls", "draft_steps")]
+    assert [int(numbers[n]) for n in (0, 3, 4)] == counted and counted[0] == out.lengths.sum()
+    assert float(numbers[1]) == pytest.approx(counted[0] / counted[1], abs=0.006)
+    assert int(numbers[2]) == round(100 * out.stats["kept"] / out.stats["examined"])
+    assert len(rows) == 5 and last == "  … and 11 more"
+    assert rows[0].startswith("  'xxx") and len(rows[0]) == 80 and rows[0].endswith("…")
+    assert rows[1] == f"  {out.texts[1]!r}"
+
+
+def test_an_output_without_texts_prints_its_tokens_and_names_failed_rows(pair):
+    out = run(pair, [3, 0])
+    assert repr(out).splitlines()[1] == f"  {out.tokens[0, : out.lengths[0]].tolist()}"
+    broken = dataclasses.replace(out, failed=(Failure(row=0, position=3, model="draft"),))
+    assert repr(broken).startswith("DecodeOutput of 1 row: 1 failed, ")
+    alone = repr(sc.decode(pair, [[3, 0]], method="autoregressive", max_new_tokens=LENGTH))
+    assert "None" not in alone and "accepted" not in alone and "tokens, 1.00 per target call" in alone
 
 
 @pytest.mark.parametrize(("broken", "value"), [("draft", np.nan), ("target", np.nan), ("target", np.inf)])
