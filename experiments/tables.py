@@ -6,7 +6,12 @@ the target. Several tasks or pairs stand side by side. Brackets are 95% interval
 alone, paired over examples. * marks an entry that is better than all others in its column; ≈ marks an entry that does
 not differ significantly from the best.
 
+At most four lines of notes follow a table; --notes prints all. A table is as wide as the terminal or the variable
+COLUMNS, 120 characters in a pipe, and 160 in a file of --output, which has all notes. Where it is too narrow, interval
+and value stand on two lines, and the list of points leaves out columns.
+
     python -m experiments.tables results/quickstart.jsonl
+    python -m experiments.tables results/quickstart.jsonl --notes      all notes on how to read the numbers
     python -m experiments.tables results/a.jsonl results/b.jsonl --format markdown --output results/table2.md
     python -m experiments.tables results/quickstart.jsonl --format latex      booktabs, for a paper
     python -m experiments.tables results/quickstart.jsonl --points      every point: quality, latency, rejection rate
@@ -46,9 +51,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-from rich.console import Console
+from typing import Any, TextIO
 
 from speccascade_jax.results.analysis import families, panels, prediction
 from speccascade_jax.results.report import predicting, printing
@@ -72,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = panels.read_points(*args.records)
         records += predicting.predicted(records, args.records[0], hardware, _complete)
         shown = panels.panels(records, args.together)
-        if args.format == "terminal" and args.output is None and not (args.beside or args.measures):
-            printing.show(shown, args.points, *_limits(args))
+        if args.format == "terminal" and args.output is None:
+            _print(records, shown, args, None if args.notes else "add --notes")
             return 0
         text = _text(records, shown, args)
         if args.output is not None:
@@ -102,24 +105,40 @@ def _text(records: Sequence[result_store.Record], shown: Sequence[panels.Panel],
             if args.points
             else table2.table2_csv(shown, *_limits(args))
         )
-    if args.measures:
-        grids = _measured(records, shown, args.measures)
-    elif args.beside:
-        grids = [table2.beside_grid(panel, args.beside, args.share) for panel in shown if panel.curves]
-    else:
-        grids = table2.grids(shown, args.points, *_limits(args))
     if args.format != "terminal":
-        return "\n".join(getattr(grid, args.format)() for grid in grids)
+        return "\n".join(getattr(grid, args.format)() for grid in _grids(records, shown, args))
     text = io.StringIO()
-    for grid in grids:
-        Console(width=160, file=text).print(grid.rich())
+    _print(records, shown, args, file=text)
     return text.getvalue()
+
+
+def _print(
+    records: Sequence[result_store.Record],
+    shown: Sequence[panels.Panel],
+    args: argparse.Namespace,
+    more: str | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Prints the tables that the arguments ask for; `more` and `file` as in `printing.print_grids`."""
+    apart = partial(table2.grids, shown, args.points, *_limits(args), apart=True)
+    printing.print_grids(_grids(records, shown, args), more, file, None if args.measures or args.beside else apart)
+
+
+def _grids(
+    records: Sequence[result_store.Record], shown: Sequence[panels.Panel], args: argparse.Namespace
+) -> list[Grid]:
+    """Returns the tables that the arguments ask for."""
+    if args.measures:
+        return _measured(records, shown, args.measures)
+    if args.beside:
+        return [table2.beside_grid(panel, args.beside, args.share) for panel in shown if panel.curves]
+    return table2.grids(shown, args.points, *_limits(args))
 
 
 _STARTS = {
     "markdown": r"\*\*[^\n]+\*\*\n\n\| ",
     "latex": re.escape("% \\usepackage{booktabs}\n\\begin{table}"),
-    "terminal": r".*\n┏━",
+    "terminal": r"[^\n]*\n(┏━|([^\n]+\n){1,9}──)",
 }
 """Format -> regular expression of a table's first characters; --output overwrites only files that match it."""
 
@@ -178,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=("terminal", "markdown", "latex", "csv"), default="terminal")
     parser.add_argument("--output", help="write to this file instead of printing")
     parser.add_argument("--points", action="store_true", help="list every point, not Table 2 (csv: whole records)")
+    parser.add_argument("--notes", action="store_true", help=printing.NOTES["notes"])
     parser.add_argument(
         "--tolerance",
         type=float,

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 
 import pytest
 
@@ -14,16 +15,60 @@ def test_the_terminal_table_has_every_method_and_describes_its_data(script, stor
     assert script("tables").main([str(store)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     methods = ("SpecDecode [Lossy]", "SpecCascade [Token]", "Target alone", "Draft alone")
-    assert all(word in said for word in (*methods, "Speed-up and quality, T = 1, γ = 5"))
+    assert all(word in said for word in (*methods, "tiny_translation, tatoeba_en_de, T = 1, γ = 5"))
     assert "64 examples for quality, 16 examples × 2 trials for latency, 1 seed" in said
-    assert "(exactly compared)" in said
+    assert "Speed-up, no loss" in said and "(exactly compared)" not in said
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("points", [[], ["--points"]])
+def test_four_lines_at_most_follow_a_table_and_the_last_says_how_to_see_the_rest(
+    script, store, capsys, monkeypatch, columns, points
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert script("tables").main([str(store), *points]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    below = lines[next(n for n, line in enumerate(lines) if line.startswith("[ ]: ")) :]
+    assert len(below) <= 4 and below[-1].endswith(" notes: add --notes")
+    assert script("tables").main([str(store), *points, "--notes"]) == 0
+    notes = " ".join(capsys.readouterr().out.split())
+    assert "95% paired bootstrap over examples" in notes and "add --notes" not in notes
+    assert ("A wider terminal shows" in notes) == ("A wider terminal shows" in below[-1])
+
+
+@pytest.mark.parametrize("points", [[], ["--points"]])
+def test_every_line_has_its_temperature(script, write, records, capsys, points):
+    hot = [
+        record | {"key": f"hot{record['key']}", "point": record["point"] | {"temperature": 0.5}} for record in records
+    ]
+    assert script("tables").main([str(write([*records, *hot], "both")), *points]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [n for n, line in enumerate(lines) if line.startswith("tiny_translation")]
+    for title, later, temperature in zip(titles, [*titles[1:], None], ("0.5", "1"), strict=True):
+        assert f"T = {temperature}" in lines[title]
+        begin = re.compile(r"(Spec\w+|Target|Draft) (\S+) +(\S+)")
+        rows = [row for line in lines[title:later] if (row := begin.match(line))]
+        assert len(rows) > 3 and {row[3] for row in rows} == {temperature}
+
+
+def test_tasks_that_are_too_wide_side_by_side_have_tables_of_their_own(script, two_tasks, capsys, monkeypatch):
+    tables = {}
+    for columns in ("120", "260"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert script("tables").main([str(two_tasks)]) == 0
+        tables[columns] = capsys.readouterr().out
+        assert max(map(len, tables[columns].splitlines())) <= int(columns)
+    assert tables["120"].count("Target alone") == 2 and tables["260"].count("Target alone") == 1
+    assert "\ntatoeba_joined, tatoeba_en_de, T = 1" in tables["120"]
 
 
 def test_several_tasks_are_side_by_side(script, two_tasks, capsys):
     assert script("tables").main([str(two_tasks), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     header = next(line for line in said.splitlines() if line.startswith("| Method"))
-    assert header.count("|") == 8 and header.count("Speed-up") == 4 and "tatoeba_joined, tatoeba_en_de" in header
+    assert header.count("|") == 8 and header.count("Speed-up") == 4
+    assert "no loss: tatoeba_joined |" in header and "**tatoeba_en_de, T = 1" in said  # the pair is the same
     assert "2 seeds" in said and "**" in said
 
 
@@ -45,7 +90,7 @@ def test_csv_has_one_line_per_method_with_both_summaries(script, store, records,
 def test_all_points_are_printed_as_a_table_or_as_records(script, store, capsys):
     assert script("tables").main([str(store), "--points"]) == 0
     said = capsys.readouterr().out
-    assert "efficiency" in said and "bleu − target's" in said
+    assert "eff." in said and "Δ bleu" in said
     assert script("tables").main([str(store), "--points", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(lines) == 28 and "relative_latency.value" in lines[0]
@@ -67,7 +112,12 @@ def test_latex_and_markdown_have_the_same_cells(script, store, tmp_path, capsys)
 
 def test_the_terminal_table_can_be_written_to_a_file(script, store, tmp_path):
     assert script("tables").main([str(store), "--output", str(tmp_path / "table.txt")]) == 0
-    assert "SpecCascade [OPT]" in (tmp_path / "table.txt").read_text()
+    text = (tmp_path / "table.txt").read_text()
+    assert "SpecCascade [OPT]" in text and "(exactly compared)" in text  # a file has all notes
+    former = "Speed-up and quality, T = 1, γ = 5\n┏━━━━┓\n"
+    for content, status in ((text, 0), (former, 0), ("My notes\non this table\n", 1)):
+        (tmp_path / "table.txt").write_text(content)
+        assert script("tables").main([str(store), "--output", str(tmp_path / "table.txt")]) == status
 
 
 def test_a_missing_store_is_one_line_of_error(script, tmp_path, capsys):
@@ -115,7 +165,7 @@ def test_everything_is_shown_for_records_of_an_accelerator(script, write, record
     store = write([record | {"device": device} for record in records], "tpu")
     for command in (["tables"], ["tables", "--points"], ["plots"], ["report"]):
         assert script(command[0]).main([str(store), *command[1:]]) == 0
-    assert "Device: TPU v5 lite." in capsys.readouterr().out
+    assert "Device: TPU v5 lite" in capsys.readouterr().out
     assert "TPU v5 lite × 4" in (tmp_path / "tpu.html").read_text()
     printing.print_record(read_records(store)[0] | {"peak_memory": {"bytes": 5_100_000_000, "limit": 16_000_000_000}})
     said = capsys.readouterr().out

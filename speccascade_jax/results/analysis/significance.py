@@ -245,9 +245,8 @@ def noise_notes(panel: Panel) -> Iterator[str]:
     if panel.predicted:
         yield "Predicted latencies have no marks, because a band does not bound the difference between two programs."
         return
+    yield from busy_notes(panel)
     floor, trial = noise(panel), trial_noise(panel)
-    if floor > BUSY or trial > BUSY_TRIAL:
-        yield "The machine was busy, and the latencies are unreliable: measure again when nothing else runs."
     if floor or trial:
         yield (
             "To find the noise, runs that do equal work are compared (the target against itself, and methods that made "
@@ -257,6 +256,12 @@ def noise_notes(panel: Panel) -> Iterator[str]:
         )
     if any(_trials(spot) < LEAST_TRIALS for spot in panel.spots if _timed(spot)):
         yield f"No mark for latencies of fewer than {LEAST_TRIALS} trials."
+
+
+def busy_notes(panel: Panel) -> Iterator[str]:
+    """Yields a note if times of equal work differ so much that the machine must have been busy."""
+    if not panel.predicted and (noise(panel) > BUSY or trial_noise(panel) > BUSY_TRIAL):
+        yield "The machine was busy, and the latencies are unreliable: measure again when nothing else runs."
 
 
 _COSTS = ("block_size", "tree", "verify", "drafters", "tail")

@@ -1,11 +1,14 @@
 """Terminal output of the commands: progress with the remaining time, records and tables. Needs no JAX."""
 
+import os
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +17,7 @@ from speccascade_jax.results.analysis import provenance
 from speccascade_jax.results.analysis.bootstrap import Interval
 from speccascade_jax.results.analysis.panels import Panel, value_of
 from speccascade_jax.results.report.tables import table2
-from speccascade_jax.results.report.tables.grid import NONE
+from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import hardware_text, one_line, speed_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
@@ -82,7 +85,7 @@ def print_record(record: Record) -> None:
     for name, commit in record.get("revisions", {}).items():
         table.add_row(name, f"commit {commit} on the hub")
     table.add_row("key", record["key"])
-    Console().print(table)
+    console().print(table)
 
 
 def print_points(labels: Sequence[str]) -> None:
@@ -116,11 +119,47 @@ def _uses_own(record: Record) -> bool:
     return bool(record.get("imports") or named.search(record.get("configuration", "")))
 
 
-def show(panels: Sequence[Panel], points: bool = False, *limits: float) -> None:
-    """Prints the tables of `table2.grids`, 160 columns wide if the output is not a terminal."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for grid in table2.grids(panels, points, *limits):
-        console.print(grid.rich())
+WIDTH, FILE_WIDTH = 120, 160
+"""Widths of tables that are printed without a terminal, for instance into a pipe, and of tables in files."""
+NOTES = {"notes": "print all notes below the tables, not four lines at most"}
+"""Flag of the commands that print results, with its help text."""
+
+
+def console() -> Console:
+    """Returns a console as wide as the terminal or the variable COLUMNS, or `WIDTH` wide if there is neither."""
+    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
+
+
+def show(panels: Sequence[Panel], points: bool = False, *limits: float, more: str | None = None) -> None:
+    """Prints the tables of `table2.grids`; `more` as in `Grid.rich`."""
+    apart = partial(table2.grids, panels, points, *limits, apart=True)
+    print_grids(table2.grids(panels, points, *limits), more, apart=apart)
+
+
+def notes_command(store: str | Path | BucketPath, *words: str) -> str:
+    """Returns the command that prints the tables of a store with all notes."""
+    return " ".join([command("tables", interpreter()), shlex.quote(str(store)), *words, "--notes"])
+
+
+def print_grids(
+    grids: Sequence[Grid],
+    more: str | None = None,
+    file: TextIO | None = None,
+    apart: Callable[[], Sequence[Grid]] | None = None,
+) -> None:
+    """Prints tables as wide as `console` says.
+
+    Args:
+        grids: the tables.
+        more: as in `Grid.rich`.
+        file: the file to write, `FILE_WIDTH` characters wide; `None`: the standard output.
+        apart: returns more tables of fewer columns, which are printed if one of `grids` is too wide.
+    """
+    page = Console(width=FILE_WIDTH, file=file) if file else console()
+    if apart and any(grid.fitted(page.width).width > page.width for grid in grids):
+        grids = apart()
+    for grid in grids:
+        page.print(grid.rich(more))
 
 
 def _spread(value: Interval, basis: str) -> str:

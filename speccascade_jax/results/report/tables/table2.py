@@ -4,6 +4,7 @@ Numbers in brackets are paired bootstrap intervals of differences to the target 
 one column with each other (`significance`). Needs no JAX.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,38 +21,48 @@ from speccascade_jax.results.store.result_store import to_csv
 
 MEASURES = (
     ("rejected", "rejection_rate", ".1%"), ("draft wrote", "draft_share", ".1%"),
-    ("block efficiency", "block_efficiency", ".2f"),
+    ("block eff.", "block_efficiency", ".2f"),
 )  # fmt: skip
 """Columns of the list of points, each with its header, the measure of a record, and the number format."""
+_SPARE = ("seeds", "interval", "range", "ms per example", *(name for name, *_ in reversed(MEASURES)))
+"""Columns of the list of points that a narrow terminal leaves out, in this order."""
 
 
-def grids(panels: Sequence[Panel], points: bool = False, *limits: float) -> list[Grid]:
+def grids(panels: Sequence[Panel], points: bool = False, *limits: float, apart: bool = False) -> list[Grid]:
     """Returns Table 2 or, with `points`, the list of all points; then what bounds predicted latencies.
 
     Args:
         panels: the panels to list.
         points: whether to list all points instead of Table 2.
         limits: as in `panels.table2`.
+        apart: as in `table2_grids`.
     """
     bounds = [predicted.bound_grid(panel) for panel in panels if panel.predicted]
     if points:  # panels with target and draft alone are listed only if there are no other panels
         listed = [panel for panel in panels if panel.curves] or panels
         return [points_grid(panel) for panel in listed] + bounds
-    return table2_grids(panels, *limits) + bounds
+    return table2_grids(panels, *limits, apart=apart) + bounds
 
 
 def table2_grids(
-    panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS
+    panels: Iterable[Panel], tolerance: float = 0.0, margin: float = 0.0, loss: float = LOSS, *, apart: bool = False
 ) -> list[Grid]:
     """Returns Table 2: a grid for each combination of sampling, block size and bonus, three columns per task and pair.
 
-    Arguments and errors are those of `panels.table2`. Panels that contain only target and draft alone are left out.
+    Errors are those of `panels.table2`. Panels that contain only target and draft alone are left out.
+
+    Args:
+        panels: the panels to list.
+        tolerance: as in `panels.table2`.
+        margin: as in `panels.table2`.
+        loss: as in `panels.table2`.
+        apart: whether every task and pair has a grid of its own, for terminals that are too narrow for several.
     """
     tables: dict[tuple, list[Panel]] = defaultdict(list)
     same = ("temperature", "draft_temperature", "top_p", "top_k", "block_size", "bonus", "device")
     for panel in panels:
         if panel.curves:
-            tables[tuple(panel.setting[name] for name in same)].append(panel)
+            tables[(*(panel.setting[name] for name in same), apart and id(panel))].append(panel)
     return [_table2_grid(members, tolerance, margin, loss) for members in tables.values()]
 
 
@@ -59,23 +70,56 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
     results = [{row.method: row for row in table2(panel, tolerance, margin, loss)} for panel in panels]
     first_spots = {name: curve[0] for panel in panels for name, curve in panel.curves.items()}
     methods, bootstrap = sorted(first_spots, key=lambda name: first_spots[name].order()), Bootstrap()
-    names = [f"{panel.setting['task']}, {short_name(panel.setting['pair'])}" for panel in panels]
-    header = ["Method"] + [f"Speed-up at target's quality: {n}" for n in names]
-    header += [f"Speed-up at a loss of at most {loss:g} {p.metric}: {n}" for p, n in zip(panels, names, strict=True)]
-    header += [f"Best {p.metric} no slower than target: {n}" for p, n in zip(panels, names, strict=True)]
+    title, names = _named(panels)
+    header = ["Method", "T"] + [f"Speed-up, {_allowed(tolerance)}{name}" for name in names]
+    header += [f"Speed-up, loss ≤ {loss:g} {p.metric}{name}" for p, name in zip(panels, names, strict=True)]
+    header += [f"Best {p.metric}{name}" for p, name in zip(panels, names, strict=True)]
     rows_of = [[rows_by_method.get(method) for method in methods] for rows_by_method in results]
     by_panel = [_columns(panel, rows, bootstrap) for panel, rows in zip(panels, rows_of, strict=True)]
     columns = [column for same in zip(*by_panel, strict=True) for column in same]
-    rows = [[first_spots[method].label, *cells] for method, *cells in zip(methods, *columns, strict=True)]
+    temperature = _temperature(panels[0])
+    rows = [[first_spots[method].label, temperature, *cells] for method, *cells in zip(methods, *columns, strict=True)]
     bold = {(r, c) for r, row in enumerate(rows) for c, x in enumerate(row) if c and x.endswith(BEST)}
     for end, speeds in (("target", [_alone(p, bootstrap) for p in panels]), ("draft", [NONE] * len(panels))):
         spots = [getattr(panel, end) for panel in panels]
         if name := next((spot.label for spot in spots if spot), None):
             qualities = [f"{spot.quality.value:.2f}" if spot else NONE for spot in spots]
-            rows.append([name, *speeds, *[NONE] * len(panels), *qualities])
-    title = ", ".join(["Speed-up and quality", *panels[0].title().split(", ")[2:]])
-    notes = _notes(panels, tolerance, margin, loss, bootstrap)
-    return Grid(title=title, header=header, rows=rows, notes=notes, bold=bold)
+            rows.append([name, temperature, *speeds, *[NONE] * len(panels), *qualities])
+    notes, brief = _notes(panels, tolerance, margin, loss, bootstrap), _brief(panels, rows, "speed-up and difference")
+    return Grid(title=title, header=header, rows=rows, notes=notes, bold=bold, brief=brief)
+
+
+def _named(panels: Sequence[Panel]) -> tuple[str, list[str]]:
+    """Returns the title of Table 2, with the task and the pair that all panels share, and what names each panel."""
+    both = [(panel.setting["task"], short_name(panel.setting["pair"])) for panel in panels]
+    shared = [words[0] if len(set(words)) == 1 else "" for words in zip(*both, strict=True)]
+    differing = [[name for name, common in zip(words, shared, strict=True) if not common] for words in both]
+    title = ", ".join([*filter(None, shared), *panels[0].title().split(", ")[2:]])
+    return title, [f": {', '.join(words)}" * bool(words) for words in differing]
+
+
+def _allowed(tolerance: float) -> str:
+    return f"loss ≤ {tolerance:g}" if tolerance else "no loss"
+
+
+def _brief(panels: Sequence[Panel], rows: Sequence[Sequence[str]], bracketed: str) -> list[str]:
+    """Returns short sentences for a terminal: doubts about the numbers, the marks, and the conditions."""
+    doubts = [text for panel in panels for text in (*significance.busy_notes(panel), *significance.uncompared(panel))]
+    doubts += provenance.notes(panels)
+    doubts += ["Latencies are predicted, not measured."] * any(panel.predicted for panel in panels)
+    marks = {BEST: "best of its column", TIE: "tied with the best"}
+    used = [
+        f"{mark}: {said}" for mark, said in marks.items() if any(x.endswith(f" {mark}") for row in rows for x in row)
+    ]
+    brackets = f"[ ]: 95% interval of {bracketed}"
+    devices = (f"Device: {panel.setting['device']}{_noise_text(panel)}." for panel in panels)
+    sizes = (f"{panel.sizes()}." for panel in panels)
+    return [*dict.fromkeys(doubts), f"{'; '.join([brackets, *used])}.", *dict.fromkeys((*sizes, *devices))]
+
+
+def _noise_text(panel: Panel) -> str:
+    floor = significance.noise(panel)
+    return f"; its times of equal work differ by up to {math.expm1(floor):.1%}" if floor and not panel.predicted else ""
 
 
 def _columns(panel: Panel, rows: Sequence[Row | None], bootstrap: Bootstrap) -> tuple[list[str], ...]:
@@ -129,12 +173,12 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
     slower = "relative latency ≤ 1" if margin == 0 else f"relative latency ≤ {1 + margin:g}"
     alone = "" if any(panel.predicted for panel in panels) else _ALONE
     notes = [
-        f"Speed-up: 1 / relative latency of the fastest α whose quality is at least the target's ({exact}); {NONE}: no "
-        "such α.",
-        f"Loss of at most {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
+        f"Speed-up, {_allowed(tolerance)}: 1 / relative latency of the fastest α of at least the target's quality "
+        f"({exact}); {NONE}: no such α.",
+        f"Loss ≤ {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
         "quality difference with its interval. The loss is certain to be this small if the whole interval lies within "
         "it.",
-        f"Best quality: the highest quality of all α's with {slower}.{alone}",
+        f"Best {panels[0].metric}: the highest quality of all α's with {slower}.{alone}",
         *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
         "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
         "number of compared entries either.",
@@ -192,13 +236,20 @@ def points_grid(panel: Panel) -> Grid:
     brackets = "[low, high]: intervals of the difference to the target's" + (
         ", and of the relative latency" if timed else ""
     )
-    notes = [panel.sizes(), *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
+    columns = f"Δ {panel.metric}: the difference to the target's. Interval: of the quality itself."
+    if timed:
+        columns += " Latency: relative to the target's. Range: its lowest and highest value over trials or seeds."
+    columns += " Block eff.: tokens per target call."
+    notes = [panel.sizes(), columns, *panel.asides(), *_explained(brackets), *_warnings(panel, bootstrap)]
     notes += provenance.notes([panel])
     bold = {
-        (r, c) for r, spot_marks in enumerate(marks) for c, mark in zip((2, 5), spot_marks, strict=True) if mark == BEST
+        (r, c) for r, spot_marks in enumerate(marks) for c, mark in zip((3, 6), spot_marks, strict=True) if mark == BEST
     }
     cells = [list(row.values()) for row in rows]
-    return Grid(title=panel.title(), header=list(rows[0]), rows=cells, notes=notes, bold=bold)
+    brief = _brief([panel], cells, "differences and latencies" if timed else "differences")
+    title, header = panel.title(), list(rows[0])
+    spare = tuple(name for name in _SPARE if name in header)
+    return Grid(title=title, header=header, rows=cells, notes=notes, bold=bold, brief=brief, spare=spare)
 
 
 def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
@@ -224,33 +275,30 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
         nearest_share, nearest = references[
             int(np.argmin([abs(candidate_share - spot_share) for candidate_share, _ in references]))
         ]
-        row = [spot.label, _number(spot.alpha), f"{spot_share:.1%}", f"{spot.quality.value:.2f}"]
+        row = [spot.label, _temperature(panel), _number(spot.alpha), f"{spot_share:.1%}", f"{spot.quality.value:.2f}"]
         row += [_number(nearest.alpha), f"{nearest_share:.1%}", f"{nearest.quality.value:.2f}"]
         rows.append([*row, _gain(panel, spot, bootstrap, nearest) or NONE])
     words = share.replace("_", " ")
-    header = [
-        "Method",
-        "α",
-        words,
-        panel.metric,
-        f"{references[0][1].label}: α",
-        f"{references[0][1].label}: share",
-        panel.metric,
-        "difference",
-    ]
+    metric, label = panel.metric, references[0][1].label
+    header = ["Method", "T", "α", words, metric, "its α", "its share", f"its {metric}", f"Δ {metric}"]
     notes = [
         panel.sizes(),
         _explained(
-            f"Each point is compared with the point whose {words} is nearest. [low, high]: intervals of the difference"
+            f"Every point is compared with the point of {label} of the nearest {words} (its α, share and {metric}). "
+            "[low, high]: intervals of the difference"
         )[0],
     ]
     notes += provenance.notes([panel])
-    return Grid(title=panel.title(), header=header, rows=rows, notes=notes)
+    return Grid(title=f"{panel.title()}, beside {label}", header=header, rows=rows, notes=notes)
 
 
 def _placed(spots: Iterable[Spot], share: str) -> list[tuple[float, Spot]]:
     """Returns every point for which this share was measured, as a pair (share, point)."""
     return [(interval.value, spot) for spot in spots if (interval := share_of(spot, share))]
+
+
+def _temperature(panel: Panel) -> str:
+    return f"{panel.setting['temperature']:g}"
 
 
 def _number(alpha: float | None) -> str:
@@ -261,17 +309,18 @@ def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstra
     """Returns a row of the list of points, by column; latency columns are included only if `timed`."""
     cells = {
         "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
+        "T": _temperature(panel),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
         panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
-        "spread": _range(spot.quality),
-        f"{panel.metric} − target's": _gain(panel, spot, bootstrap) or NONE,
+        "interval": _range(spot.quality),
+        f"Δ {panel.metric}": _gain(panel, spot, bootstrap) or NONE,
     }
     if timed:
-        cells |= dict.fromkeys(("rel. latency", "latency spread", "ms per example"), NONE)
+        cells |= dict.fromkeys(("latency", "range", "ms per example"), NONE)
     if spot.latency:
         ratio = significance.latency(spot, bootstrap, 0.0 if spot is panel.target else significance.noise(panel))
-        cells["rel. latency"] = _joined(f"{spot.latency.value:.3f}", ratio and ratio.brackets(".3f"), marks[1])
-        cells["latency spread"] = _range(spot.latency, 3)
+        cells["latency"] = _joined(f"{spot.latency.value:.2f}", ratio and ratio.brackets(".2f"), marks[1])
+        cells["range"] = _range(spot.latency)
     if timed and spot.ms_per_example is not None:
         cells["ms per example"] = f"{spot.ms_per_example:.1f}"
     for column, name, form in MEASURES:
@@ -331,8 +380,8 @@ def _at(spot: Spot) -> str:
     return spot.name().removeprefix(spot.label)
 
 
-def _range(value: Interval, digits: int = 2) -> str:
-    return f"{value.low:.{digits}f}–{value.high:.{digits}f}"
+def _range(value: Interval) -> str:
+    return f"{value.low:.2f}–{value.high:.2f}"
 
 
 def _joined(*parts: str | None) -> str:

@@ -1,13 +1,20 @@
 """Tests of the forms of a table: the characters that each escapes, and that LaTeX compiles it."""
 
+import ast
+import itertools
+import re
 import shutil
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from speccascade_jax.results.report.tables.grid import Grid
+from speccascade_jax.results import report
+from speccascade_jax.results.analysis import significance
+from speccascade_jax.results.report.tables.grid import Grid, _latex
 
 
 def test_markdown_marks_winners_and_keeps_brackets():
@@ -39,16 +46,65 @@ def test_title_and_notes_of_a_narrow_table_are_not_wrapped_to_its_width(capsys):
     assert {title, note} <= set(capsys.readouterr().out.splitlines())
 
 
+def printed(grid, capsys, width, more=None):
+    Console(width=width).print(grid.rich(more))
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+WIDE = Grid(
+    title="T", header=["Method", "a", "b", "few"], notes=["A long note.", "Another."], brief=["Short."], spare=("few",),
+    rows=[["Cascade [Chow]", "1.50× [1.2, 1.8]; -1.0 [-2.0, 0.0]", "50 [49, 51] ≈", "7"], ["Target", "–", "50", "7"]],
+)  # fmt: skip
+
+
+def test_a_table_takes_the_widest_form_that_fits(capsys):
+    """Checks the order: whole lines, parts of a cell, fewer columns, no spaces, intervals and names on two lines."""
+    forms = [WIDE.fitted(width) for width in (100, WIDE.width, WIDE.width - 1, 50, 46, 44, 1)]
+    widths = [form.width for form in forms]
+    assert forms[0] == forms[1] == WIDE and widths == sorted(widths, reverse=True)
+    assert forms[2].header == WIDE.header and forms[2].rows[0][1] == "1.50× [1.2, 1.8]\n-1.0 [-2.0, 0.0]"
+    assert forms[3].header == WIDE.header[:3] and forms[3].rows[0][2] == "50 [49, 51] ≈"
+    assert forms[4].rows[0] == ["Cascade [Chow]", "1.50× [1.2,1.8]\n-1.0 [-2.0,0.0]", "50 [49,51] ≈"]
+    assert forms[5].rows[0][::2] == ["Cascade [Chow]", "50\n[49, 51] ≈"]
+    assert forms[6].rows[0][0] == "Cascade\n[Chow]"
+    for form in forms:
+        lines = printed(WIDE, capsys, form.width)
+        assert max(map(len, lines[1:3])) == form.width
+        assert ("A wider terminal shows 1 more column." in " ".join(lines)) == ("few" not in form.header)
+
+
+def test_bold_cells_keep_their_place_when_columns_change():
+    grid = Grid(title="", header=["a", "b", "c"], rows=[["1", "2", "3"]], notes=[], bold={(0, 2)}, spare=("b",))
+    assert grid.fitted(4).bold == {(0, 1)} and grid.fitted(4).rows == [["1", "3"]]
+
+
+def test_notes_are_cut_to_four_lines_of_which_the_last_says_how_to_see_all(capsys):
+    long = " ".join(["two"] * 30)
+    many = replace(WIDE, notes=["x"] * 9, brief=["One.", long, "Three."])
+    assert printed(many, capsys, 160, "--all")[-4:] == ["One.", long, "Three.", "All 9 notes: --all"]
+    cut = printed(many, capsys, 70, "--all")
+    assert cut[-4] == "One." and cut[-2].startswith("two two") and cut[-1] == "All 9 notes: --all"
+    narrow = printed(replace(many, brief=[f"{long} {long}", "One."]), capsys, 70, "--all")
+    assert narrow[-2].endswith(" tw…") and narrow[-5].startswith("Target")
+    assert printed(many, capsys, 70)[-9:] == ["x"] * 9
+    assert printed(replace(many, brief=None, notes=["a", "b", "c", "d"]), capsys, 70, "--all")[-4:] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+
+
 def test_latex_is_a_booktabs_table():
     grid = Grid(
         title="T = 1", header=["Method", "Speed-up at target's quality: task_a"], rows=[["a", "1.2×"], ["b", "-0.1 *"]],
-        notes=["50% & more"], bold={(1, 1)},
+        notes=["50% & more", "Why?", "No."], bold={(1, 1)},
     )  # fmt: skip
     assert grid.latex().splitlines() == [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering\footnotesize",
-        r"\caption{T = 1}",
+        r"\caption[T = 1]{T = 1. 50\% \& more. Why? No.}",
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"Method & \shortstack[r]{Speed-up at target's \\ quality: task\_a} \\",
@@ -57,10 +113,6 @@ def test_latex_is_a_booktabs_table():
         r"b & \textbf{$-$0.1 {*}} \\",
         r"\bottomrule",
         r"\end{tabular}",
-        r"\par\medskip",
-        r"\begin{minipage}{\linewidth}\raggedright",
-        r"50\% \& more\par",
-        r"\end{minipage}",
         r"\end{table}",
     ]
 
@@ -76,6 +128,27 @@ HARD = r"[a]*_#$%&{}~^\|<>"
 ])  # fmt: skip
 def test_latex_escapes(text, written):
     assert f"{written} & " in Grid(title="", header=["a", "b"], rows=[[text, ""]], notes=[]).latex()
+
+
+def test_latex_has_every_character_of_the_tables():
+    """Checks the texts of the package's tables; a user's own texts may have characters of their own."""
+    files = [*(Path(report.__file__).parent / "tables").glob("*.py"), Path(significance.__file__)]
+    texts = {node.value for path in files for node in ast.walk(ast.parse(path.read_text("utf-8")))
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)}  # fmt: skip
+    shown = [text for text in texts if "\n" not in text]
+    unknown = {letter for text in shown for letter in _latex(text) if not letter.isascii()}
+    assert len(shown) > 100 and unknown <= {"̃", "é"}
+
+
+def test_braces_of_a_caption_are_balanced():
+    grid = Grid(title=HARD, header=["a"], rows=[["b"]], notes=[HARD, "{", "a]"])
+    (caption,) = (line for line in grid.latex().splitlines() if line.startswith(r"\caption"))
+    bare = re.sub(r"\\[{}]", "", caption)
+    depth = list(itertools.accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in bare))
+    assert depth[-1] == 0 and min(depth) == 0
+    # a "]" outside braces would end the short caption too early
+    ends = [n for n, letter in enumerate(bare) if letter == "]" and depth[n] == 0]
+    assert len(ends) == 1 and bare[ends[0] + 1] == "{"
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")

@@ -24,23 +24,23 @@ def table(records, **how):
 def test_table_2_shows_intervals_and_marks_the_best():
     grid = table(WINNER)
     chow, diff, opt, *_ = grid.rows
-    assert [cell.endswith(" *") for cell in chow + diff + opt] == [False] * 7 + [True, False, True, False, False]
-    assert grid.bold == {(1, 3), (2, 1)}
-    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\] \*", opt[1])
-    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\]; \+[\d.]+ \[\+?-?[\d.]+, \+[\d.]+\]", opt[2])
-    assert re.fullmatch(r"\d\d\.\d\d \[\+4\.\d\d, \+5\.\d\d\] \*", diff[3])
-    assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3][2:] + grid.rows[4])
+    assert [cell.endswith(" *") for cell in chow + diff + opt] == [False] * 9 + [True, False, False, True, False, False]
+    assert grid.bold == {(1, 4), (2, 2)}
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\] \*", opt[2])
+    assert re.fullmatch(r"[12]\.\d\d× \[1\.\d\d, 2\.\d\d\]; \+[\d.]+ \[\+?-?[\d.]+, \+[\d.]+\]", opt[3])
+    assert re.fullmatch(r"\d\d\.\d\d \[\+4\.\d\d, \+5\.\d\d\] \*", diff[4])
+    assert grid.rows[3][0] == "Target alone" and "[" not in "".join(grid.rows[3][3:] + grid.rows[4])
 
 
 def test_the_targets_row_shows_its_time_relative_to_itself():
     busy = hand.point(panels.TARGET, ratio=1.25, noise=1)
     grid = table([busy, *WINNER[1:]])
     (row,) = (row for row in grid.rows if row[0] == "Target alone")
-    assert re.fullmatch(r"0\.(79|80|81)× \[0\.7\d, 0\.8\d\]", row[1])
+    assert re.fullmatch(r"0\.(79|80|81)× \[0\.7\d, 0\.8\d\]", row[2])
     assert any("machine was busy, and the latencies are unreliable" in note for note in grid.notes)
     untimed = hand.point(panels.TARGET)
     del untimed["relative_latency"]
-    assert [row[1] for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"] == ["–"]
+    assert [row[2] for row in table([untimed, *WINNER[1:]]).rows if row[0] == "Target alone"] == ["–"]
 
 
 def test_notes_list_the_points_worse_than_requests_sent_at_random():
@@ -60,14 +60,14 @@ def test_notes_list_the_points_worse_than_requests_sent_at_random():
 
 def test_speed_ups_lie_within_their_intervals():
     for row in table(WINNER).rows[:3]:
-        value, low, high = map(float, re.findall(r"[\d.]+", row[1].replace("×", "")))
+        value, low, high = map(float, re.findall(r"[\d.]+", row[2].replace("×", "")))
         assert low < value < high
 
 
 def test_ties_are_marked_and_no_entry_is_bold():
     records = [hand.TARGET, hand.point("diff", gain=1, own=7, ratio=0.7), hand.point("opt", gain=1, own=8, ratio=0.7)]
     grid = table(records)
-    assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in (row[1], row[3])) and not grid.bold
+    assert all(cell.endswith(" ≈") for row in grid.rows[:2] for cell in (row[2], row[4])) and not grid.bold
 
 
 def test_notes_explain_intervals_marks_and_their_limits():
@@ -80,29 +80,29 @@ def test_notes_explain_intervals_marks_and_their_limits():
 def test_older_records_have_no_marks_and_a_note_says_so():
     old = [hand.strip(hand.point("diff", gain=5, ratio=0.8)), hand.strip(hand.point("opt", gain=1, ratio=0.5))]
     grid = table([hand.TARGET, *old])
-    cells = [cell for row in grid.rows[:2] for cell in row[1:]]
+    cells = [cell for row in grid.rows[:2] for cell in row[2:]]
     assert len(cells) == 6 and all(re.fullmatch(r"[\d.]+(×; [\d.]+|×?)", cell) for cell in cells) and not grid.bold
     said = "No interval and no mark for the quality of 2 and the latency of 2 of 3"
     assert any(note.startswith(said) for note in grid.notes)
     (points,) = map(table2.points_grid, panels.panels([hand.TARGET, *old]))
-    assert points.rows[1][4] == "–" and points.notes[-1].startswith("No interval and no mark")
+    assert points.rows[1][5] == "–" and points.notes[-1].startswith("No interval and no mark")
 
 
 def test_the_list_of_points_compares_every_point_with_target_and_best():
     (panel,) = panels.panels(WINNER)
     grid = table2.points_grid(panel)
     rows = {row[0]: row for row in grid.rows}
-    assert rows["Target alone"][4] == "–" and rows["Target alone"][5] == "1.000 [1.000, 1.000]"
-    assert re.fullmatch(r"-[\d.]+ \[-[\d.]+, -[\d.]+\]", rows["Draft alone"][4])
+    assert rows["Target alone"][5] == "–" and rows["Target alone"][6] == "1.00 [1.00, 1.00]"
+    assert re.fullmatch(r"-[\d.]+ \[-[\d.]+, -[\d.]+\]", rows["Draft alone"][5])
     best, fastest = rows["SpecCascade [Diff]"], rows["SpecCascade [OPT]"]
-    assert best[2].endswith(" *") and best[4].startswith("+4.") and fastest[5].endswith("] *")
-    assert grid.bold == {(3, 2), (4, 5)}  # target and draft have no marks: the draft alone is always the fastest
+    assert best[3].endswith(" *") and best[5].startswith("+4.") and fastest[6].endswith("] *")
+    assert grid.bold == {(3, 3), (4, 6)}  # target and draft have no marks: the draft alone is always the fastest
 
 
 def test_inconclusive_points_are_never_best():
     records = [*WINNER, hand.point("lossy", gain=20, ratio=0.2) | {"inconclusive": True}]
     (panel,) = panels.panels(records)
-    marked = [row[0] for row in table2.points_grid(panel).rows if "*" in row[2] + row[5]]
+    marked = [row[0] for row in table2.points_grid(panel).rows if "*" in row[3] + row[6]]
     assert marked == ["SpecCascade [Diff]", "SpecCascade [OPT]"]
 
 
@@ -127,9 +127,9 @@ def test_points_are_compared_with_another_methods_point_of_the_nearest_share():
     (panel,) = panels.panels([hand.TARGET, *opt, *random_accept])
     grid = table2.beside_grid(panel, "random_accept")
     shares = [("0.2", "60.0%", "0.5", "50.0%"), ("0.5", "81.0%", "0.7", "79.0%")]
-    assert [(row[1], row[2], row[4], row[5]) for row in grid.rows] == shares
+    assert [(row[2], row[3], row[5], row[6]) for row in grid.rows] == shares
     differences = [float(row[-1].split()[0]) for row in grid.rows]
-    assert differences == pytest.approx([1, 2], abs=1.0) and "whose draft share is nearest" in grid.notes[1]
+    assert differences == pytest.approx([1, 2], abs=1.0) and "of the nearest draft share" in grid.notes[1]
     with pytest.raises(ValueError, match="no points of 'chow' with a draft_share: choose one of opt, random_accept"):
         table2.beside_grid(panel, "chow")
 
