@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speccascade_jax.evaluation import experiment
+from speccascade_jax.results.report import printing
 from speccascade_jax.runtime import gin_flags, short_flags
 
 EXAMPLE = "python -m experiments.rules my_rules.FAVOURITE --task=mine.csv"
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     sys.argv = [argv[0], *imports, f"--gin.MINE={rules!r}", *flags]
     about = [name.rpartition(".")[2] for name in rules]
     short = {"sizes": short_flags.SIZES, "default": "configs/rules.gin", "about": about, "without": ("methods",)}
-    gin_flags.main(experiment.sweep, EXAMPLE, **short)
+    gin_flags.main(experiment.sweep, EXAMPLE, switches=printing.NOTES, **short)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,10 @@ speccascade_jax/evaluation/experiment.py, and of ModelPair and Evaluation in eva
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -61,7 +63,8 @@ def _predict(store: Path | None) -> None:
         return
     records = predicting.predicted(panels.read_points(store), store, chosen, costs.complete)
     shown = panels.panels(records)
-    printing.show(shown)
+    asked = [f"--{name}={shlex.quote(flags.FLAGS[name].value)}" for name in predicting.FLAGS if flags.FLAGS[name].value]
+    printing.show(shown, more=None if flags.FLAGS.notes else printing.notes_command(store, *asked))
     if any(panel.curves for panel in shown):
         from speccascade_jax.results.report.figures import tradeoff
 
@@ -73,5 +76,6 @@ if __name__ == "__main__":
     example = "python -m experiments.sweep --gin_file=configs/quickstart.gin"
     shards = {"shard_id": "number of the part to measure, from 0", "num_shards": "number of parts"}
     traces = {"profile_at": "folder, local or gs://, for an xprof trace of the first point that is measured"}
-    short = {"sizes": short_flags.SIZES, "default": "configs/quickstart.gin"}
-    gin_flags.main(experiment.sweep, example, numbers=shards, texts=traces, together=True, after=_predict, **short)
+    short: dict[str, Any] = {"sizes": short_flags.SIZES, "default": "configs/quickstart.gin"}
+    flags_of_sweep: dict[str, Any] = {"numbers": shards, "texts": traces, "switches": printing.NOTES}
+    gin_flags.main(experiment.sweep, example, together=True, after=_predict, **flags_of_sweep, **short)

@@ -114,6 +114,7 @@ def sweep(
     worker_device: str | None = None,
     ray_address: str | None = None,
     profile_at: str | None = None,
+    notes: bool = False,
     dry_run: bool = False,
 ) -> Path | None:
     """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
@@ -162,6 +163,7 @@ def sweep(
         ray_address: address of a Ray cluster (`address` of `pool.Pool`).
         profile_at: folder, local or in a bucket, for a trace of the first point that this process measures, or of its
             first point if all are stored (`point_trace.trace`). `run` traces any point.
+        notes: whether all notes are printed below the tables, not the most important ones.
         dry_run: whether to only list the points, and check that the pair and the examples exist.
 
     Returns:
@@ -209,7 +211,7 @@ def sweep(
             keys = measure(groups, store, session, profile_at=profile_at)
         tell_without_outputs(store, points[0].evaluation, keys)
         if num_shards == 1 and hosts.first():
-            present(store, together, share)
+            present(store, together, share, notes)
         elif hosts.first():
             print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
     return path
@@ -402,14 +404,19 @@ def _progress(store: ResultStore, keys: Collection[str], stale: Collection[str])
     return printing.Progress(len(keys), sum(key in done for key in keys), str(store.path))
 
 
-def present(store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate") -> None:
+def present(
+    store: ResultStore, together: Sequence[str] = (), share: str = "rejection_rate", notes: bool = False
+) -> None:
     """Prints the results of the whole store as Table 2 of Narasimhan et al. (2024), and writes plots and a report.
 
-    If nothing was timed, the list of all points is printed instead of Table 2.
+    If nothing was timed, the list of all points is printed instead of Table 2. Arguments are those of `sweep`.
     """
     with stage("making tables"):
         all_panels = panels.panels(store.records, together)
-    printing.show(all_panels, points=not any(record.get("latency") for record in store.records))
+    timed = any(record.get("latency") for record in store.records)
+    shown = ["--together", *together] * bool(together) + ["--points"] * (not timed)
+    more = printing.notes_command(store.path, *shown)
+    printing.show(all_panels, not timed, more=None if notes else more)
     print(f"results: {store.path}")
     if any(panel.curves for panel in all_panels):
         from speccascade_jax.results.report.figures import tradeoff

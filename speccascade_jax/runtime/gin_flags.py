@@ -379,6 +379,7 @@ def main(
     resume: str = interrupts.SAME,
     numbers: Mapping[str, str] | None = None,
     texts: Mapping[str, str] | None = None,
+    switches: Mapping[str, str] | None = None,
     together: bool = False,
     recorded: Callable[[], str] | None = None,
     after: Callable[[Any], None] | None = None,
@@ -392,6 +393,7 @@ def main(
         resume: advice on how to continue, printed after Ctrl-C.
         numbers: help texts, by name, of integer arguments of `function` that also have flags of their own.
         texts: the same of arguments that are texts.
+        switches: the same of arguments that are `True` or `False`.
         together: whether several connected processes may run `function`; if not, several processes are an error.
         recorded: returns a recorded configuration, with which no gin file is needed, or "" for none.
         after: called with the result of `function`.
@@ -406,6 +408,8 @@ def main(
         flags.DEFINE_integer(name, None, text, module_name=sys.argv[0])
     for name, text in (texts or {}).items():
         flags.DEFINE_string(name, None, text, module_name=sys.argv[0])
+    for name, text in (switches or {}).items():
+        flags.DEFINE_boolean(name, None, text, module_name=sys.argv[0])
 
     def run(argv: list[str]) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -416,7 +420,8 @@ def main(
                 _check_named(short.files(flags.FLAGS.gin_file), example)
             join(together, example)
             read(example, recorded, short)
-            asked = {name: flags.FLAGS[name].value for name in (*(numbers or {}), *(texts or {}))}
+            named = (*(numbers or {}), *(texts or {}), *(switches or {}))
+            asked = {name: flags.FLAGS[name].value for name in named}
             result = _bound(function, example)(**{name: value for name, value in asked.items() if value is not None})
             recipe_header.announce_places()  # of a function that does not do so itself
             if after:

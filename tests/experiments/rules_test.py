@@ -36,7 +36,7 @@ def call(tmp_path):
 def test_a_rule_is_measured_beside_all_rules_of_the_paper_on_a_file(call, tmp_path):
     (tmp_path / "mine.csv").write_text("source,reference\n" + "Tom sleeps.,Tom schläft.\n" * 16)
     arguments = ("my_rules.MINE", "--task", "mine.csv", "--alphas=my_rules.MINE:0.2,0.8", "--quick")
-    done = call(*arguments, "--gin.sweep.dry_run=True")
+    done = call(*arguments, "--notes", "--gin.sweep.dry_run=True")
     assert done.returncode == 0, done.stderr
     title, said, *points = done.stdout.splitlines()
     assert (

@@ -3,11 +3,13 @@
 import csv
 import io
 import re
+import shlex
 
 import pytest
 
+from speccascade_jax.evaluation import experiment
 from speccascade_jax.results.report import printing
-from speccascade_jax.results.store.result_store import read_records
+from speccascade_jax.results.store.result_store import ResultStore, read_records
 from tests.support import measured_records as made
 
 
@@ -35,6 +37,17 @@ def test_four_lines_at_most_follow_a_table_and_the_last_says_how_to_see_the_rest
     notes = " ".join(capsys.readouterr().out.split())
     assert "95% paired bootstrap over examples" in notes and "add --notes" not in notes
     assert ("A wider terminal shows" in notes) == ("A wider terminal shows" in below[-1])
+
+
+def test_a_sweep_ends_with_the_command_that_prints_all_notes(script, store, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with ResultStore(store) as opened:
+        experiment.present(opened, ("block_size",))
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if " notes: " in line)
+        assert script("tables").main(shlex.split(line.partition("experiments.tables ")[2])) == 0
+        tables = capsys.readouterr().out
+        experiment.present(opened, ("block_size",), notes=True)
+    assert "95% paired bootstrap" in tables and tables in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("points", [[], ["--points"]])

@@ -1,10 +1,15 @@
 """Tests of the settings that processes compare; `gin_errors_test.py` tests the errors of gin's files."""
 
+import os
+import subprocess
+import sys
+
 import gin
 import pytest
 from absl import flags
 
 from speccascade_jax.runtime import gin_flags, hosts
+from speccascade_jax.runtime.paths import repository_root
 
 
 @pytest.fixture
@@ -56,3 +61,26 @@ def test_only_local_paths_with_the_same_last_part_are_alike(here, there, same, t
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.tsv").touch()
     assert (gin_flags._portable(here) == gin_flags._portable(there)) == same
+
+
+PROGRAM = """
+import gin
+from speccascade_jax.runtime import gin_flags
+
+@gin.configurable
+def show(notes=False, count=0):
+    print(f"notes={notes}")
+
+gin_flags.main(show, "python show.py", switches={"notes": "print all notes"})
+"""
+
+
+@pytest.mark.parametrize(("arguments", "notes"), [
+    (["--notes"], True), (["--gin.show.notes=True"], True), (["--nonotes", "--gin.show.notes=True"], False),
+])  # fmt: skip
+def test_a_switch_sets_an_argument_that_gin_binds_too(tmp_path, arguments, notes):
+    (tmp_path / "show.gin").write_text("show.count = 1\n")
+    environment = os.environ | {"PYTHONPATH": str(repository_root()), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", PROGRAM, "--gin_file=show.gin", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == f"notes={notes}\n", done.stderr
