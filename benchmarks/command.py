@@ -56,6 +56,7 @@ from speccascade_jax.core.checks import whole
 from speccascade_jax.core.types import DTYPES, STORED
 from speccascade_jax.evaluation.environment import device, versions
 from speccascade_jax.pairs.pair import load_pair
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import arguments, compilation_cache
 from speccascade_jax.runtime.progress import clock_time
@@ -124,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure_all(names: Sequence[str], settings: Sizes, output: Path) -> Row:
     """Runs sections one after the other; prints each one's tables and rewrites `output` after each."""
     compilation_cache.switch_on()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = printing.console()
     pair = load_pair(settings.pair)
     record: Row = describe(settings, pair.name) | {"sections": {}}
     with _Steps(console, names) as steps:

@@ -18,8 +18,6 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.protocols import AttachedModel
@@ -27,6 +25,7 @@ from speccascade_jax.models import memory_estimate
 from speccascade_jax.models.decoder import DecoderLM
 from speccascade_jax.models.families import PRESETS
 from speccascade_jax.models.t5 import T5
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.runtime import arguments, interrupts
 from speccascade_jax.runtime import mesh as meshes
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    Console(width=None if sys.stdout.isatty() else 140).print(grid.rich())
+    printing.print_grids([grid])
     return _fits(grid, args.memory)
 
 

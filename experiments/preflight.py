@@ -28,7 +28,6 @@ from typing import Any
 
 import gin
 from absl import flags
-from rich.console import Console
 
 from speccascade_jax import checkpoints
 from speccascade_jax.core.checks import whole
@@ -39,6 +38,7 @@ from speccascade_jax.preflight import compiling, sweeps, training
 from speccascade_jax.preflight.programs import Job
 from speccascade_jax.preflight.report import Report
 from speccascade_jax.preflight.topologies import mesh_of
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.runtime import gin_flags, interrupts, own_files, short_flags
 from speccascade_jax.runtime import mesh as meshes
@@ -124,7 +124,7 @@ def _reporter(output: str | None) -> Callable[[Job], Report]:
 
 def _shown(results: Sequence[sweeps.Result], table: Grid) -> int:
     """Prints the table and what does not fit; returns the exit status."""
-    Console(width=None if sys.stdout.isatty() else 140).print(table.rich())
+    printing.print_grids([table])
     for line in sweeps.refusals(results):
         print(f"error: {line}", file=sys.stderr)
     outcomes = {result.fits for result in results}

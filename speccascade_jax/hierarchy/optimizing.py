@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.core.checks import whole
@@ -22,6 +21,7 @@ from speccascade_jax.hierarchy.solve import solve
 from speccascade_jax.methods.build_drafter import the_one
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.store.record import Record, Row, Timed
 from speccascade_jax.runtime import recipe_header
 from speccascade_jax.runtime.progress import counted
@@ -290,7 +290,7 @@ def _timed(record: Record) -> Row:
 
 def show(measured: Measured, rows: Sequence[Row], point: Point, unit: str, dear: Sequence[str] = ()) -> None:
     """Prints acceptance rates and costs, the models that cost as much as the target (`dear`), then the stacks."""
-    console = Console(width=120)
+    console = printing.console()
     console.print(_matrix(measured, point, unit))
     if dear:
         console.print(f"Left out, because a call costs at least as much as a call of the target: {', '.join(dear)}")

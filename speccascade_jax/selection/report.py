@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from speccascade_jax.core import validate_types
 from speccascade_jax.core.checks import several
 from speccascade_jax.core.names import TARGET
@@ -116,8 +114,8 @@ def compare(
         recipe_header.announce_places()
         for groups, session in zip(of_domains, sessions, strict=True):
             tell_without_outputs(store, session.evaluation, measure(groups, store, session, evaluate_together))
-        for grid in selection_grids(panels.panels(store.records)):
-            Console().print(grid.rich())
+        more = printing.notes_command(store.path, "--measures", "selection")
+        printing.print_grids(selection_grids(panels.panels(store.records)), more)
         print(f"results: {store.path}")
     return expanded(output)
 

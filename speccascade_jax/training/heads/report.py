@@ -22,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from speccascade_jax.core.names import natural
 from speccascade_jax.core.types import Array, Prompt, Round
@@ -31,6 +30,7 @@ from speccascade_jax.evaluation.points import Evaluation, Point, Settings, valid
 from speccascade_jax.evaluation.session import Session
 from speccascade_jax.models.teacher_forcing import states
 from speccascade_jax.pairs import head_files
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.rules import deferral
 from speccascade_jax.runtime.progress import counted
@@ -207,9 +207,7 @@ class HeadReport:
     def _present(self, report: dict[str, Any], blocks: Blocks, predicted: Mapping[str, np.ndarray]) -> None:
         folder = expanded(self.trainer.run_dir) / "report"
         rewrite(folder / "report.json", json.dumps(plain(report), indent=1), '"shown":', '"block_size":')
-        console = Console(width=140)
-        for table in (overall(report), *(by_group(report, kind) for kind in ("slot", "label"))):
-            console.print(table.rich())
+        printing.print_grids([overall(report), *(by_group(report, kind) for kind in ("slot", "label"))])
         names = [*report["shown"], "max q", "q̃ of the token"]
         draw({name: predicted[name] for name in names}, blocks.kept[blocks.counted], folder / "reliability.png")
         print(f"report: {folder}")

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from speccascade_jax.core import checks
 from speccascade_jax.core.names import TARGET
 from speccascade_jax.data.tasks.table import get_task
@@ -25,6 +23,7 @@ from speccascade_jax.evaluation.studies.calibration.halving import Bench, Record
 from speccascade_jax.evaluation.studies.calibration.thresholds import AppendixD
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.results.analysis.bootstrap import LEAST_EXAMPLES, Bootstrap, Interval
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.bucket_store import open_store
 from speccascade_jax.results.store.result_store import check_format, check_name
@@ -299,7 +298,7 @@ def show_settings(title: str, entries: Sequence[Entry]) -> None:
         kept = f"{'yes' if entry['kept'] else 'no'}, {entry['share']:.0%}" if "kept" in entry else NONE
         rows.append([entry["name"], entry["setting"], *numbers, kept])
     header = ["", "setting", entries[0]["metric"], "difference to target", "latency / target's", "kept, in resamples"]
-    Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[NOTE]).rich())
+    printing.print_grids([Grid(title=title, header=header, rows=rows, notes=[NOTE])])
 
 
 def paste(settings: Sequence[tuple[Point, str]], head: Sequence[str], live: bool = True) -> str:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.console import Console
-
 from speccascade_jax.core.checks import whole
 from speccascade_jax.core.names import DRAFT, TARGET
 from speccascade_jax.evaluation.points import Point, Settings, validate
 from speccascade_jax.evaluation.studies.calibration.halving import Bench, Window, mean
 from speccascade_jax.methods.settings import sampling_of
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import Grid
 from speccascade_jax.rules import deferral
 
@@ -112,7 +111,7 @@ def show(trail: Trail, settings: AppendixD) -> None:
         numbers = [f"{step.latency:.2f}", f"{step.acceptance:.1%}", f"{step.utilisation:.1%}"]
         rows.append([f"{step.threshold:g}", str(step.block_size), quality, *numbers])
     header = ["τ", "L", "quality", "latency / target's", "kept / examined", "kept / drafted"]
-    Console(width=140).print(Grid(title=title, header=header, rows=rows, notes=[note]).rich())
+    printing.print_grids([Grid(title=title, header=header, rows=rows, notes=[note])])
 
 
 def point_of(base: Point, settings: Settings) -> Point:

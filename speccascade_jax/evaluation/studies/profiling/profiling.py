@@ -28,6 +28,7 @@ from speccascade_jax.evaluation.session import Session
 from speccascade_jax.evaluation.studies.profiling import traces
 from speccascade_jax.evaluation.studies.profiling.traces import OTHER, PREFILL, HloText
 from speccascade_jax.methods.method import run
+from speccascade_jax.results.report import printing
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import Row
 from speccascade_jax.runtime import recipe_header
@@ -205,9 +206,7 @@ _ORDER = ("draft", "score", "sampling", "verify", "commit", OTHER)
 
 def show(measured: Row, top: int) -> None:
     """Prints the tables of phases and modules, and the `top` most expensive instructions unless `top` is 0."""
-    console = Console()
-    for grid in (phases(measured), modules(measured), *([dearest(measured, top)] if top else [])):
-        console.print(grid.rich())
+    printing.print_grids([phases(measured), modules(measured), *([dearest(measured, top)] if top else [])])
 
 
 def phases(measured: Row) -> Grid:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from speccascade_jax.core.checks import several
@@ -27,6 +26,7 @@ from speccascade_jax.evaluation.studies.survey.estimates import Survey
 from speccascade_jax.methods.settings import check_sampling_alone, sampling_of
 from speccascade_jax.models.sharding import on_devices
 from speccascade_jax.results.analysis import histograms
+from speccascade_jax.results.report import printing
 from speccascade_jax.rules import deferral
 from speccascade_jax.runtime import progress, recipe_header
 from speccascade_jax.storage.files import check_replaceable, plain, write_atomically
@@ -308,7 +308,7 @@ def _print(
         table.add_column(heads[name], justify="left" if is_text else "right", no_wrap=name == unbroken)
     for row in rows:
         table.add_row(*(_cell(row[name], signed=name.startswith("error")) for name in names))
-    Console(width=120).print(table)
+    printing.console().print(table)
 
 
 def _cell(value: Any, signed: bool) -> str:
