@@ -4,6 +4,7 @@ In notebooks, traces are shown as HTML without a report.
 """
 
 import functools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +37,7 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    jinja.filters |= {"short": _short, "seen": _seen}
+    jinja.filters |= {"short": _short, "seen": _seen, "unbroken": _unbroken}
     jinja.globals |= {"said": SAID, "lost": LOST, "letters": CLASSES}
     return jinja
 
@@ -60,6 +61,11 @@ def traces(of: Iterable[Any]) -> str:
 def _short(number: float) -> str:
     """Returns a number as text with three significant digits."""
     return f"{number:.3g}" if isinstance(number, float) else str(number)
+
+
+def _unbroken(cell: str) -> str:
+    """Returns a cell of a table with spaces that end no line inside an interval and before a mark."""
+    return re.sub(r"(?<=,) (?=[^\[\]]*\])| (?=[*≈]$)", "\N{NO-BREAK SPACE}", cell)
 
 
 def _seen(text: str) -> str:
