@@ -58,7 +58,7 @@ def test_every_line_has_its_temperature(script, write, records, capsys, points):
     assert script("tables").main([str(write([*records, *hot], "both")), *points]) == 0
     lines = capsys.readouterr().out.splitlines()
     titles = [n for n, line in enumerate(lines) if line.startswith("tiny_translation")]
-    for title, later, temperature in zip(titles, [*titles[1:], None], ("0.5", "1"), strict=True):
+    for title, later, temperature in zip(titles, [*titles[1:], None], ("1", "0.5"), strict=True):
         assert f"T = {temperature}" in lines[title]
         begin = re.compile(r"(Spec\w+|Target|Draft) (\S+) +(\S+)")
         rows = [row for line in lines[title:later] if (row := begin.match(line))]

@@ -158,8 +158,8 @@ def print_grids(
     page = Console(width=FILE_WIDTH, file=file) if file else console()
     if apart and any(grid.fitted(page.width).width > page.width for grid in grids):
         grids = apart()
-    for grid in grids:
-        page.print(grid.rich(more))
+    for number, grid in enumerate(grids):
+        page.print(*[""] * bool(number), grid.rich(more), sep="\n")
 
 
 def _spread(value: Interval, basis: str) -> str:
