@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from speccascade_jax.core import rngs
 from speccascade_jax.core.logit_laws import as_law_pair
@@ -108,11 +109,11 @@ class _Chosen:
         short: Verdict
         short, self.counted = self._switch(decided)
         # Only traces read the distributions. XLA removes a whole switch that nothing reads, but no output of one.
-        return short._replace(law=self._switch(lambda verifier: verdict(verifier).law))
+        return short._replace(law=self._switch(lambda verifier: _as_float(verdict(verifier).law)))
 
     def law(self, pair: LawPair, alpha: Array) -> Array:
         """Returns `π` of the chosen verifier, float32 `[..., V]`."""
-        law: Array = self._switch(lambda verifier: verifier.law(pair, alpha))
+        law: Array = self._switch(lambda verifier: _as_float(verifier.law(pair, alpha)))
         return law
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
@@ -122,3 +123,8 @@ class _Chosen:
 
     def _switch(self, branch: Callable[[TokenWise], Any]) -> Any:
         return jax.lax.switch(self.place, [partial(branch, verifier) for verifier in self.all.verifiers])
+
+
+def _as_float(law: Array) -> Array:
+    """Returns a law as float32: a user's may be int or float16, and all branches of a switch need one dtype."""
+    return law.astype(jnp.float32)

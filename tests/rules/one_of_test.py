@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import speccascade_jax as sc
-from speccascade_jax.core.types import LawPair
+from speccascade_jax.core.rngs import RoundKeys
+from speccascade_jax.core.types import Draft, LawPair
 from speccascade_jax.rules.acceptance import Deferral, Speculative
 from speccascade_jax.rules.block_wise import BlockWise
 from speccascade_jax.rules.one_of import OneOf
@@ -39,3 +40,18 @@ def test_the_law_is_that_of_the_chosen_verifier():
     for place, verifier in enumerate(both.verifiers):
         np.testing.assert_array_equal(laws(place), verifier.law(pair, alpha))
     assert not np.array_equal(laws(0), laws(1))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16])
+def test_laws_of_other_dtypes_share_a_program_with_laws_of_float32(dtype):
+    """A law of a user may be int or half, and decides alone as it is."""
+    rule = sc.Rule(name="user", law=lambda laws, alpha: laws.p_tilde.astype(dtype))
+    both = OneOf((Speculative(sc.RULES["lossy"]), Speculative(rule)))
+    values, numbers = np.ones((1, 3, 4), np.float32), np.ones(1, np.int32)
+    pair = LawPair(q=values, p=values, q_tilde=values, p_tilde=values, greedy=values[..., :1] > 1)
+    draft = Draft(np.ones((1, 2), np.int32), numbers, values, values, numbers > 1, numbers, values[..., 0] > 1)
+    keys = RoundKeys(np.zeros((1, 2), np.uint32), numbers, numbers)
+    alpha = np.full(1, 0.5, np.float32)
+    verdict = jax.eval_shape(lambda place: both.chosen(place).verify(pair, draft, keys, alpha, "rule"), 0)
+    law = jax.eval_shape(lambda place: both.chosen(place).law(pair, alpha[:, None, None]), 0)
+    assert verdict.law == law == jax.ShapeDtypeStruct((1, 3, 4), np.float32)
