@@ -62,7 +62,9 @@ def _all_but_the_rule(decoder: Decoder) -> Hashable:
         return id(decoder)
     assert isinstance(engine.verifier, TokenWise)
     parts = tuple(getattr(engine, field.name) for field in fields(engine) if field.name != "verifier")
-    return parts, kind(engine.verifier), tuple(map(id, jax.tree.leaves(decoder.params)))
+    leaves, structure = jax.tree.flatten(decoder.params)
+    kinds = type(decoder), type(engine), kind(engine.verifier)  # a subclass may decode in another way
+    return parts, kinds, structure, tuple(map(id, leaves))
 
 
 def _is_joinable(engine: Engine) -> bool:

@@ -1,15 +1,17 @@
 """Tests of decoders that share a compiled program: each writes what it writes alone, from as few programs as can be."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import jax
 import numpy as np
 import pytest
 
 import speccascade_jax as sc
+from speccascade_jax.engine.engine import Engine
 from speccascade_jax.engine.generate import compilations
 from speccascade_jax.engine.tracing import facts
 from speccascade_jax.methods.build import build
+from speccascade_jax.methods.method import Decoder
 from speccascade_jax.methods.settings import Settings
 from speccascade_jax.methods.sharing import shared
 from speccascade_jax.pairs.prompts import make_prompt
@@ -96,3 +98,19 @@ def test_a_users_rule_shares_the_program_of_the_packages_rules(pair):
 def test_equal_rules_take_one_place(pair):
     decoders = _decoders(pair, rules=("chow", "chow", "diff"))
     assert [serving.place for serving in shared(decoders)] == [0, 0, 1]
+
+
+def test_subclasses_of_engines_and_decoders_are_not_joined_with_others(pair):
+    """Both may decode in another way with the same fields."""
+
+    class OtherEngine(Engine):
+        pass
+
+    class OtherDecoder(Decoder):
+        pass
+
+    plain, first, second = _decoders(pair)
+    parts = {field.name: getattr(first.engine, field.name) for field in fields(Engine)}
+    decoders = [plain, replace(first, program=OtherEngine(**parts))]
+    decoders += [OtherDecoder(second.method, second.settings, second.pair, second.program, second.params)]
+    assert [serving.decoder for serving in shared(decoders)] == decoders
