@@ -89,7 +89,6 @@ def test_an_index_gives_a_small_wheel_that_knows_its_version(desk):
     assert done.stdout.startswith(f"{desk.installed / 'speccascade_jax' / '__init__.py'} ") and "tatoeba" in done.stdout
 
 
-@pytest.mark.sample(0)
 def test_one_command_writes_table_plot_report_outputs_and_traces(desk):
     before = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
     begin = time.monotonic()

@@ -17,6 +17,7 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {chosen}".strip()
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would be as narrow as the terminal of the tests
 os.environ["HF_HUB_OFFLINE"] = "1"  # a path of a test that looks like a name on the hub is never looked up
 
 import jax

@@ -190,12 +190,8 @@ def sweep(
         pool.check(points, workers, worker_device)
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
     recipe_header.announce(f"{len(points)} points")
-    if dry_run:
-        recipe_header.announce_places()
-        _list(points)
-        return None
-    if not points:
-        print(f"part {shard_id} of {num_shards} has nothing to measure: the sweep has fewer groups of points")
+    if dry_run or not points:
+        _list(points, f"part {shard_id} of {num_shards}")
         return None
     profiles.check_place("profile_at", profile_at)
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
@@ -212,8 +208,8 @@ def sweep(
         tell_without_outputs(store, points[0].evaluation, keys)
         if num_shards == 1 and hosts.first():
             present(store, together, share, notes)
-        elif hosts.first():
-            print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
+    if num_shards > 1 and hosts.first():
+        print(f"part {shard_id} of {num_shards}: {path}; tables and plots of {output} read all parts")
     return path
 
 
@@ -244,8 +240,12 @@ def _shared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: arguments[name] for name in _NAMING} | {"samplings": _samplings(arguments["top_k"], **lists)}
 
 
-def _list(points: Sequence[Point]) -> None:
-    """Prints the points; raises an error if their pair or examples do not exist."""
+def _list(points: Sequence[Point], part: str) -> None:
+    """Prints the points, or that the part has none; raises an error if their pair or examples do not exist."""
+    if not points:
+        print(f"{part} has nothing to measure: the sweep has fewer groups of points")
+        return
+    recipe_header.announce_places()
     printing.print_points([point.label() for point in points])
     if points:
         rehearse(points[0].pair, points[0].evaluation)

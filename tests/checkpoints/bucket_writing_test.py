@@ -37,17 +37,17 @@ SLOW = [pytest.param(dtype, marks=pytest.mark.laws) for dtype in ("bfloat16", "i
 
 @pytest.mark.parametrize("dtype", ["float32", *SLOW])
 def test_conversions_to_from_and_in_a_bucket_equal_local_ones(bucket, dtype, tmp_path, capsys):
-    theirs, local = of_huggingface(tmp_path, "gemma2"), tmp_path / "local"
+    theirs, local, again = of_huggingface(tmp_path, "gemma2"), tmp_path / "local", OURS.parent / "again"
     for source, destination in (
         (theirs, local),
         (uploaded(theirs), OURS),
-        (OURS, OURS / "again"),
+        (OURS, again),
         (OURS, tmp_path / "b"),
     ):
         assert main([str(source), str(destination), "--dtype", dtype]) == 0, capsys.readouterr().err
         assert same(local, destination)
         assert find(destination).fingerprint == find(local).fingerprint
-    written = [name for method, name in bucket.asked if method == "POST" and name.startswith("bucket/models/ours/")]
+    written = [name for method, name in bucket.asked if method == "POST" and name.startswith("bucket/models/again/")]
     assert written[-1].endswith("again/config.json")
     assert not [name for name in bucket.objects if "lock" in name]
 

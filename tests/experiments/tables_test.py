@@ -80,7 +80,7 @@ def test_several_tasks_are_side_by_side(script, two_tasks, capsys):
     assert script("tables").main([str(two_tasks), "--format", "markdown"]) == 0
     said = capsys.readouterr().out
     header = next(line for line in said.splitlines() if line.startswith("| Method"))
-    assert header.count("|") == 8 and header.count("Speed-up") == 4
+    assert header.count("|") == 9 and header.count("Speed-up") == 4
     assert "no loss: tatoeba_joined |" in header and "**tatoeba_en_de, T = 1" in said  # the pair is the same
     assert "2 seeds" in said and "**" in said
 

@@ -40,6 +40,9 @@ class FakeSession:
     def check(self, chosen) -> None:
         self.heads.check(chosen)
 
+    def share(self, chosen) -> None:
+        """Compiles nothing, so there is nothing to share."""
+
     def key(self, point: Point) -> str:
         return point_key(configuration=point.configuration())
 
