@@ -276,7 +276,7 @@ def test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one(pair, tmp_path, m
     ]
     assert {str(path) for path in parts} == {"gs://bucket/a.jsonl"}
     capsys.readouterr()
-    there = experiment.sweep(**arguments, output="gs://bucket/a.jsonl")
+    there = experiment.sweep(**arguments, output="gs://bucket/a.jsonl", notes=True)
     said = capsys.readouterr().out
     assert (
         "Device: TPU v5 lite." in said
