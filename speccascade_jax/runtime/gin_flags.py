@@ -452,7 +452,7 @@ def _parse_flags(args: Sequence[str]) -> list[str]:
     except ValueError as error:
         sys.exit(f"error: {error}")
     except flags.Error as error:
-        sys.exit(f"error: {' '.join(str(error).split())}; --help lists all flags")
+        sys.exit(f"error: {' '.join(str(error).split()).replace(' ?', '?')}; --help lists all flags")
     return rest
 
 
