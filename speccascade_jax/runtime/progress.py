@@ -61,12 +61,12 @@ class Stage:
         """Returns what the stage does and, if it has several parts, how many are done and the remaining time."""
         if self.total < 2:
             return self.describe()
-        counts = f"{self.describe()}, {self.done} of {self.total} {self.unit}"
-        if self.done < 2:
-            return counts
-        # the first part is left out, because it often includes a compilation
-        remaining = (now - self.first) / (self.done - 1) * (self.total - self.done)
-        return f"{counts}, about {clock_time(remaining)} left"
+        counts = f"{self.done} of {self.total} {self.unit}"
+        if self.done > 1:
+            # the first part is left out, because it often includes a compilation
+            remaining = (now - self.first) / (self.done - 1) * (self.total - self.done)
+            counts += f", about {clock_time(remaining)} left"
+        return f"{counts}, {self.describe()}"
 
 
 _STARTED = time.monotonic()
@@ -119,10 +119,13 @@ def compiling(begins: bool) -> None:
 
 
 def described(now: float) -> str:
-    """Returns what the process does at the moment, the outermost stage first, and for how long it has done so."""
+    """Returns how long the current work has taken, and what it is, the innermost stage first.
+
+    A terminal cuts the line's end off, so what changes comes first.
+    """
     stages, began = list(_STAGES), [_STARTED, *(entered.began for entered in _STAGES), *_COMPILING][-1]
-    texts = [entered.text(now) for entered in stages] + ["compiling a program"] * bool(_COMPILING)
-    return f"{'; '.join(texts) or 'working'} ({now - began:.0f} s)"
+    texts = ["compiling a program"] * bool(_COMPILING) + [entered.text(now) for entered in reversed(stages)]
+    return f"{now - began:.0f} s: {'; '.join(texts) or 'working'}"
 
 
 class Signs:

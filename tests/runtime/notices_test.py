@@ -1,6 +1,5 @@
 """Tests of notices about long operations, which are shown once, and only in a terminal or log."""
 
-import io
 import logging
 import sys
 import threading
@@ -9,22 +8,7 @@ import warnings
 import pytest
 
 from speccascade_jax.runtime import notices
-
-
-class Terminal(io.StringIO):
-    """A stderr that signals every write."""
-
-    def __init__(self, isatty=True):
-        super().__init__()
-        self._isatty, self.written = isatty, threading.Event()
-
-    def isatty(self):
-        return self._isatty
-
-    def write(self, text):
-        count = super().write(text)
-        self.written.set()
-        return count
+from tests.support.terminal import Terminal
 
 
 def terminal(monkeypatch):

@@ -1,6 +1,5 @@
 """Tests of signs of life: no command is silent for long, and no line disturbs its output."""
 
-import io
 import re
 import sys
 import threading
@@ -9,22 +8,7 @@ import time
 import pytest
 
 from speccascade_jax.runtime import progress
-
-
-class Stream(io.StringIO):
-    """A stream that signals every write."""
-
-    def __init__(self, isatty):
-        super().__init__()
-        self._isatty, self.written = isatty, threading.Event()
-
-    def isatty(self):
-        return self._isatty
-
-    def write(self, text):
-        count = super().write(text)
-        self.written.set()
-        return count
+from tests.support.terminal import Terminal
 
 
 @pytest.fixture
@@ -36,8 +20,8 @@ def quick(monkeypatch):
 
 def streams(monkeypatch, isatty):
     """Sets both streams in the test itself: pytest gives each phase streams of its own."""
-    monkeypatch.setattr(sys, "stdout", Stream(isatty))
-    monkeypatch.setattr(sys, "stderr", Stream(isatty))
+    monkeypatch.setattr(sys, "stdout", Terminal(isatty))
+    monkeypatch.setattr(sys, "stderr", Terminal(isatty))
     return sys.stderr
 
 
@@ -50,7 +34,7 @@ def test_a_long_stage_says_what_it_does_until_other_output_follows(quick, monkey
         print("a result")
         assert sys.stdout.getvalue() == "a result\n"
         written = stderr.getvalue()
-    line = r"… measuring; timing \(\d+ s\)"
+    line = r"… \d+ s: timing; measuring"
     if stderr.isatty():
         assert re.match(rf"\r\x1b\[K{line}", shown) and "\n" not in written
         assert written.endswith("\r\x1b[K"), "the line makes room for the output"
@@ -73,29 +57,29 @@ def test_output_delays_the_line(monkeypatch):
     now[0] = 107.9 + 1e-6
     signs.beat(progress.EVERY)
     signs.end()
-    assert sys.stderr.getvalue().startswith("… working (") and sys.stderr.getvalue().count("\n") == 1
+    assert sys.stderr.getvalue().endswith(" s: working\n") and sys.stderr.getvalue().count("\n") == 1
 
 
 def test_counted_parts_have_a_remaining_time_without_the_first_part():
     entered = progress.Stage(lambda: "decoding", total=5, unit="batches", began=0.0)
-    assert entered.text(30.0) == "decoding, 0 of 5 batches"
+    assert entered.text(30.0) == "0 of 5 batches, decoding"
     entered.count()
     entered.first = 40.0
-    assert entered.text(41.0) == "decoding, 1 of 5 batches"
+    assert entered.text(41.0) == "1 of 5 batches, decoding"
     entered.count()
-    assert entered.text(50.0) == "decoding, 2 of 5 batches, about 0:30 left"
+    assert entered.text(50.0) == "2 of 5 batches, about 0:30 left, decoding"
     entered.total = 1
     assert entered.text(50.0) == "decoding"
 
 
 def test_between_two_parts_the_working_thread_prints(quick, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Stream(False))
+    monkeypatch.setattr(sys, "stderr", Terminal(False))
     monkeypatch.setattr(progress.Signs, "_watch", lambda self: None)
     with progress.shown():
         for number in progress.counted([1, 2], "decoding", "batches"):
             time.sleep(0.06)
             assert sys.stderr.getvalue().count("\n") == number - 1, "no line during a part"
-    assert "… decoding, 1 of 2 batches (0 s)" in sys.stderr.getvalue()
+    assert "… 0 s: 1 of 2 batches, decoding" in sys.stderr.getvalue()
 
 
 def test_a_stage_ends_with_an_error_and_with_the_loop():
@@ -103,14 +87,14 @@ def test_a_stage_ends_with_an_error_and_with_the_loop():
         raise RuntimeError
     for _ in progress.counted("ab", "counting", "letters"):
         break
-    assert progress.described(0.0).startswith("working (")
+    assert progress.described(0.0).endswith(" s: working")
 
 
 def test_a_compilation_is_named_until_its_end():
     with progress.stage(lambda: "timing"):
         progress.compiling(True)
-        assert progress.described(time.monotonic()) == "timing; compiling a program (0 s)"
+        assert progress.described(time.monotonic()) == "0 s: compiling a program; timing"
         progress.compiling(False)
         assert "compiling" not in progress.described(time.monotonic())
         progress.compiling(True)  # it fails, and JAX reports no end
-    assert progress.described(0.0).startswith("working (")
+    assert progress.described(0.0).endswith(" s: working")
