@@ -138,7 +138,7 @@ def _view(panel: Panel, places: Places, said: Headline, store: Path, names: dict
     return {
         "name": f"predicted for {panel.predicted}" if panel.predicted else f"measured on {panel.setting['device']}",
         "said": said.text,
-        "doubt": _doubt(panel, places),
+        "doubt": " ".join(filter(None, [*significance.busy_notes(panel), _doubt(panel, places)])),
         "plot": charts.trade_off(panel, places, anchors, commands) if panel.curves else None,
         "caption": caption + several * (seeds > 1),
         "grids": table2.grids([panel], points=not timed),

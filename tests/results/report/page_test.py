@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from speccascade_jax.results.analysis import headline, significance
-from speccascade_jax.results.analysis.panels import panels
+from speccascade_jax.results.analysis.panels import TARGET, panels
 from speccascade_jax.results.report import charts, page, printing, templates
 from speccascade_jax.results.store import outputs
 from speccascade_jax.results.store.outputs import Output
@@ -163,6 +163,15 @@ def test_the_headline_says_whether_the_loss_is_certain(tmp_path, noise, certain)
         records[1][entry]["per_example_ms"] = records[1][entry]["per_example_ms"][:1]
     once = html.unescape(page.write(panels(records), tmp_path / "b.jsonl").read_text())
     assert re.search("It is not certain (that its quality .* and )?that it is faster", once)
+
+
+@pytest.mark.parametrize(("ratio", "busy"), [(1.0, False), (1.25, True)])
+def test_a_busy_machine_is_named_below_the_headline(tmp_path, ratio, busy):
+    """The target, timed twice, differs from itself by a quarter; notes below tables are folded."""
+    target = made_records.point(TARGET, ratio=ratio, noise=1)
+    text = page.write(panels([target, made_records.point("diff", ratio=0.7)]), tmp_path / "a.jsonl").read_text()
+    before_the_plot = html.unescape(text).partition("<figure")[0]
+    assert ("The machine was busy, and the latencies are unreliable" in before_the_plot) == busy
 
 
 def test_token_marks_are_explained_once_and_bars_only_where_rounds_write_blocks(tmp_path, trace):
