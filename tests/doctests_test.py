@@ -113,8 +113,8 @@ def test_a_public_name_has_an_example_that_runs(name):
 
 def test_a_plug_in_imports_what_it_makes_from_the_extension_api():
     """Checks the results and fields of public types that are types of the package themselves."""
-    made = (extend.TokenWise.__call__, "return"), (extend.Draft, "logs"), (extend.Controls, "draft")
-    for owner, member in made:
+    members = (extend.TokenWise.__call__, "return"), (extend.Draft, "logs"), (extend.Controls, "draft")
+    for owner, member in members:
         hint = typing.get_type_hints(owner)[member]
         kinds = [kind for kind in (hint, *typing.get_args(hint)) if kind.__module__.startswith("speccascade_jax")]
         assert kinds and all(getattr(extend, kind.__name__, None) is kind for kind in kinds), member

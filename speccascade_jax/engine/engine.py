@@ -44,7 +44,7 @@ from speccascade_jax.engine.counters import Counters, Tally, count_round
 from speccascade_jax.engine.proposals import proposed
 from speccascade_jax.engine.scoring import Judged, Scored, cut, prompt_features
 from speccascade_jax.rules.acceptance import VERIFIERS
-from speccascade_jax.rules.one_of import OneOf
+from speccascade_jax.rules.one_of import Chosen, OneOf
 from speccascade_jax.rules.verification import Verifier
 from speccascade_jax.runtime import platforms
 
@@ -381,7 +381,7 @@ class Engine:
         judged = scoring.by_width(choices, drafted.draft.length.max(), judge, drafted.target_cache, needed)
         return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
-    def _verifier_of(self, controls: Controls) -> Verifier:
+    def _verifier_of(self, controls: Controls) -> Verifier | Chosen:
         """Returns the verifier of this call; the controls name one if the program serves several rules."""
         if not isinstance(self.verifier, OneOf):
             return self.verifier

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from speccascade_jax.core import rngs
 from speccascade_jax.core.logit_laws import as_law_pair
 from speccascade_jax.core.types import Array, Draft, LawPair
-from speccascade_jax.rules.verification import TokenWise, Verdict, Verifier
+from speccascade_jax.rules.verification import TokenWise, Verdict
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class OneOf:
         """Whether each verifier examines a block as a whole."""
         return self.verifiers[0].joint
 
-    def chosen(self, place: Array) -> Verifier:
+    def chosen(self, place: Array) -> "Chosen":
         """Returns the verifier at `place`, a traced int32 scalar, for one round."""
-        return _Chosen(self, place)
+        return Chosen(self, place)
 
 
 def kind(verifier: TokenWise) -> tuple[Any, ...]:
@@ -82,8 +82,8 @@ def kind(verifier: TokenWise) -> tuple[Any, ...]:
 
 
 @dataclass
-class _Chosen:
-    """The verifier that a traced number selects, during the trace of one round.
+class Chosen:
+    """The verifier that a traced number selects, with what an engine calls in one round.
 
     Deferrals are computed in the branch of `verify`, where XLA shares work between the two.
     """
@@ -91,10 +91,6 @@ class _Chosen:
     all: OneOf
     place: Array
     counted: tuple[Array, Array] | None = field(default=None, init=False)
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns a flag of the verifiers."""
-        return getattr(self.all, name)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Returns the verdict of the chosen verifier."""
@@ -109,12 +105,8 @@ class _Chosen:
         short: Verdict
         short, self.counted = self._switch(decided)
         # Only traces read the distributions. XLA removes a whole switch that nothing reads, but no output of one.
-        return short._replace(law=self._switch(lambda verifier: _as_float(verdict(verifier).law)))
-
-    def law(self, pair: LawPair, alpha: Array) -> Array:
-        """Returns `π` of the chosen verifier, float32 `[..., V]`."""
-        law: Array = self._switch(lambda verifier: _as_float(verifier.law(pair, alpha)))
-        return law
+        # A user's law may be int or float16, and all branches need one dtype.
+        return short._replace(law=self._switch(lambda verifier: verdict(verifier).law.astype(jnp.float32)))
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
         """Returns the deferrals of the block that `verify` has decided."""
@@ -123,8 +115,3 @@ class _Chosen:
 
     def _switch(self, branch: Callable[[TokenWise], Any]) -> Any:
         return jax.lax.switch(self.place, [partial(branch, verifier) for verifier in self.all.verifiers])
-
-
-def _as_float(law: Array) -> Array:
-    """Returns a law as float32: a user's may be int or float16, and all branches of a switch need one dtype."""
-    return law.astype(jnp.float32)

@@ -276,17 +276,17 @@ def test_a_sweep_into_a_bucket_gives_the_tables_of_a_local_one(pair, tmp_path, m
     ]
     assert {str(path) for path in parts} == {"gs://bucket/a.jsonl"}
     capsys.readouterr()
-    there = experiment.sweep(**arguments, output="gs://bucket/a.jsonl", notes=True)
+    in_bucket = experiment.sweep(**arguments, output="gs://bucket/a.jsonl", notes=True)
     said = capsys.readouterr().out
     assert (
         "Device: TPU v5 lite." in said
         and "3 points, 3 of them already in gs://bucket/a.jsonl" in said
         and "report: gs://bucket/a.html" in said
     )
-    measured = [{r["key"]: (r["counts"], r["quality"]) for r in read_records(path)} for path in (local, there)]
+    measured = [{r["key"]: (r["counts"], r["quality"]) for r in read_records(path)} for path in (local, in_bucket)]
     assert measured[0] == measured[1] and len(measured[0]) == 3
-    beside = {name for name in there.parent.below() if "/" not in name}
-    assert {"a.png", "a.html"} <= beside and all(outputs.kept(there, r) for r in read_records(there))
+    beside = {name for name in in_bucket.parent.below() if "/" not in name}
+    assert {"a.png", "a.html"} <= beside and all(outputs.kept(in_bucket, r) for r in read_records(in_bucket))
     copied = experiment.sweep(**arguments, output="gs://bucket/b.jsonl", reuse=[str(local)])
     tables = [panels.panels(read_records(path)) for path in (local, copied)]
     assert [p.target.records[0]["latency"] for p in tables[0]] == [p.target.records[0]["latency"] for p in tables[1]]
