@@ -22,7 +22,7 @@ from tests.support import conformance, tiny_pair
 
 ROOT = repository_root()
 DOCS = ROOT / "docs"
-IDEAS, HEAD = "my_ideas", "my_head"
+IDEAS, HEAD = "my_rules", "my_head"
 
 
 def blocks(mark):
@@ -62,8 +62,8 @@ UNTRAINED = {"mix": (6, 3), "wi": (6, 6), "wo": (6, 3)}
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("chosen", "most"), [
-    ({"stop": "my_ideas.Surprise", "stop_threshold": 0.5, "block_size": 4}, 1),
-    ({"drafters": ("my_ideas.repeats",)}, 1),
+    ({"stop": "my_rules.Surprise", "stop_threshold": 0.5, "block_size": 4}, 1),
+    ({"drafters": ("my_rules.repeats",)}, 1),
     ({"drafters": ("my_head.head",), "block_size": 3}, 0.95),
 ])  # fmt: skip
 def test_the_pages_policy_and_drafters_keep_the_targets_distribution(ideas, chosen, most):
@@ -79,7 +79,7 @@ def test_the_pages_policy_and_drafters_keep_the_targets_distribution(ideas, chos
 
 
 def test_the_pages_task_is_found_by_name(ideas):
-    task = get_task("my_ideas.SMALL_TALK")
+    task = get_task("my_rules.SMALL_TALK")
     assert task is ideas.SMALL_TALK and len(task.load()) == 10
     examples = task.load()
     outputs = [task.postprocess(f"{example.reference}. ") for example in examples]
@@ -95,28 +95,28 @@ def test_the_pages_gin_file_sweeps_tabulates_and_plots_everything(ideas, tmp_pat
     gin_flags.parse_gin([f"{IDEAS}.gin"], bindings)
     gin.get_configurable(experiment.sweep)()
     gin.clear_config()
-    records = [json.loads(line) for line in (tmp_path / "results/my_ideas.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (tmp_path / "results/my_rules.jsonl").read_text().splitlines()]
     curves = {record["point"]["curve"] for record in records}
     assert curves == {
-        "autoregressive", "autoregressive_draft", "spec_decode", "my_ideas.FAVOURITE",
-        "speculative[my_ideas.Surprise]@0.3", "speculative[my_ideas.Surprise]@0.7", "spec_decode[my_ideas.repeats]",
+        "autoregressive", "autoregressive_draft", "spec_decode", "my_rules.FAVOURITE",
+        "speculative[my_rules.Surprise]@0.3", "speculative[my_rules.Surprise]@0.7", "spec_decode[my_rules.repeats]",
     }  # fmt: skip
     said = capsys.readouterr().out
-    for name in ("favourite", "SpecDecode [Surprise]", "SpecDecode [my_ideas.repeats]"):
+    for name in ("favourite", "SpecDecode [Surprise]", "SpecDecode [my_rules.repeats]"):
         assert name in said, name
-    assert (tmp_path / "results/my_ideas.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "results/my_rules.png").read_bytes().startswith(b"\x89PNG")
     lossless = [r for r in records if r["point"]["lossless"] or r["point"]["method"] == "autoregressive"]
     # greedy decoding, so all lossless methods have the same quality
     assert len(lossless) == 5 and len({r["quality"]["value"] for r in lossless}) == 1
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"rule": "my_ideas.favourit"}, "module 'my_ideas' has no 'favourit'"),
+    ({"rule": "my_rules.favourit"}, "module 'my_rules' has no 'favourit'"),
     ({"rule": "my_idea.FAVOURITE"}, "there is no module 'my_idea'; its file must be in the folder that you start from"),
-    ({"rule": "my_ideas.favourite"}, "it must be a Rule"),
-    ({"stop": "my_ideas.Surprises", "stop_threshold": 0.1}, "module 'my_ideas' has no 'Surprises'"),
-    ({"drafters": ("my_ideas.Repeats",)}, "it must be a function"),
-    ({"stop": "my_ideas.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_ideas.FAVOURITE' is not a policy"),
+    ({"rule": "my_rules.favourite"}, "it must be a Rule"),
+    ({"stop": "my_rules.Surprises", "stop_threshold": 0.1}, "module 'my_rules' has no 'Surprises'"),
+    ({"drafters": ("my_rules.Repeats",)}, "it must be a function"),
+    ({"stop": "my_rules.FAVOURITE", "stop_threshold": 0.1}, "stop policy 'my_rules.FAVOURITE' is not a policy"),
 ])  # fmt: skip
 def test_errors_name_mistakes_in_settings(ideas, given, said):
     pair = conformance.tabular_pair(*conformance.tables(3, seed=61))
@@ -189,7 +189,7 @@ def test_pages_use_the_words_of_the_field(page):
 
 _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
-OWN = ("my_ideas.gin", "my_rules.py")
+OWN = (f"{IDEAS}.gin", f"{IDEAS}.py")
 """Files that a reader writes."""
 
 

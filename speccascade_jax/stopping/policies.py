@@ -44,7 +44,7 @@ class Capped:
         ...     threshold: ClassVar[str] = "it drafts while 1 - max q is at most stop_threshold"
         ...     def doubt(self, state, step):
         ...         return 1.0 - step.max_q, state
-        >>> Sure(block=8)  # decode(…, stop="my_ideas.Sure", stop_threshold=0.5)
+        >>> Sure(block=8)  # decode(…, stop="my_rules.Sure", stop_threshold=0.5)
         Sure(block=8)
     """
 
