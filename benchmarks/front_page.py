@@ -48,8 +48,17 @@ def parts(panel: Panel) -> dict[str, str]:
 
 
 def _claim(panel: Panel) -> str:
-    """Returns the result of the quickstart as a sentence."""
-    return f"**{headline.headline(panel).text}.**"
+    """Returns the quickstart's result: in plain words if it is certain, otherwise as the report words it."""
+    result, place = headline.headline(panel), significance.places(panel).chosen
+    if result.speed is None or place is None or place.latency is None:
+        return f"**{result.text}.**"
+    cores, speed = place.spot.records[0]["device"]["cpus"], place.latency.inverse()
+    loss, _ = headline.quality(panel, place.spot)
+    return (
+        f"**On {cores} CPU cores, the pair of `make quickstart` translates from English to German "
+        f"{speed.value:.2f} times as fast as the target alone{headline.brackets(speed, '.2f')}{loss}.**\n"
+        f"(The rule is {headline.name(place.spot)}{headline.beside_lossless(panel, place)}, which is lossless.)"
+    )
 
 
 def _caption(panel: Panel) -> str:

@@ -33,8 +33,8 @@ def headline(panel: Panel, places: Places | None = None) -> Headline:
     if places.chosen is None:
         return Headline(source + _nothing_better(panel, places, spots))
     speed, sure = _speed(panel, places.chosen)
-    loss, lossless = _quality(panel, places.chosen.spot)
-    text = f"{source}{_name(places.chosen.spot)} {speed}{_beside_lossless(panel, places.chosen)}{loss}"
+    loss, lossless = quality(panel, places.chosen.spot)
+    text = f"{source}{name(places.chosen.spot)} {speed}{beside_lossless(panel, places.chosen)}{loss}"
     return Headline(
         text, places.chosen.latency.inverse().value if sure and lossless and places.chosen.latency else None
     )
@@ -54,7 +54,7 @@ def summary(panels: Sequence[Panel], headlines: Sequence[Headline]) -> str:
     return f"{said} ({span} times as fast)"
 
 
-def _name(spot: Spot) -> str:
+def name(spot: Spot) -> str:
     """Returns a point's name as the subject of a sentence, such as "SpecCascade [Token] at α 0.5"."""
     return spot.label + ("" if spot.alpha is None else f" at {spot.axis} {spot.alpha:g}")
 
@@ -63,24 +63,24 @@ def _speed(panel: Panel, place: Place) -> tuple[str, bool]:
     """Returns a clause about the speed of a point that is faster than the target, and whether this is certain."""
     assert place.latency is not None, place.spot.label
     speed = place.latency.inverse()
-    shown = f"{speed.value:.2f} times as fast{_brackets(speed, '.2f')}"
+    shown = f"{speed.value:.2f} times as fast{brackets(speed, '.2f')}"
     if panel.predicted:
-        return f"is {speed.value:.2f} times as fast as the target{_brackets(speed, '.2f')}", speed.low > 1
+        return f"is {speed.value:.2f} times as fast as the target{brackets(speed, '.2f')}", speed.low > 1
     if not significance.tried(place.spot):
         return f"seems {shown} as the target, on too few trials or examples to be certain", False
     if speed.low <= 1:
         return f"is not measurably faster than the target ({shown})", False
-    return f"is {speed.value:.2f} times as fast as the target{_brackets(speed, '.2f')}", True
+    return f"is {speed.value:.2f} times as fast as the target{brackets(speed, '.2f')}", True
 
 
-def _beside_lossless(panel: Panel, place: Place) -> str:
+def beside_lossless(panel: Panel, place: Place) -> str:
     """Returns a clause that compares a point with the fastest lossless point; "" without one, or for one itself."""
     alternatives = [spot for spot in panel.spots if _is_lossless(spot) and spot.latency and not spot.inconclusive]
     if _is_lossless(place.spot) or not alternatives:
         return ""
     best = min(alternatives, key=lambda spot: spot.latency.value if spot.latency else 0.0)
     assert best.latency is not None, best.label
-    speed = f"{_name(best)} ({1 / best.latency.value:.2f})"
+    speed = f"{name(best)} ({1 / best.latency.value:.2f})"
     if panel.predicted or not significance.tried(place.spot, best):
         return f", beside {speed}"
     ratio = significance.latency(place.spot, Bootstrap(), significance.noise(panel), best)
@@ -93,7 +93,7 @@ def _is_lossless(spot: Spot) -> bool:
     return bool(spot.records[0]["point"].get("lossless"))
 
 
-def _quality(panel: Panel, spot: Spot) -> tuple[str, bool]:
+def quality(panel: Panel, spot: Spot) -> tuple[str, bool]:
     """Returns a clause about a point's quality relative to the target's, and whether no loss is measurable."""
     metric, gain = metric_name(panel.metric), significance.quality_gain(panel, spot, Bootstrap())
     if gain is None:
@@ -101,7 +101,7 @@ def _quality(panel: Panel, spot: Spot) -> tuple[str, bool]:
         return f", at {gap:+.1f} {metric} (no interval: fewer than {LEAST_EXAMPLES} common examples)", False
     if gain.low == gain.high == 0:
         return f", at exactly the target's {metric}", True
-    shown = f"({gain.value:+.1f}{_brackets(gain, '+.1f')})"
+    shown = f"({gain.value:+.1f}{brackets(gain, '+.1f')})"
     if gain.high < 0:
         return f", but it loses {metric} {shown}", False
     if gain.low > 0:
@@ -109,7 +109,8 @@ def _quality(panel: Panel, spot: Spot) -> tuple[str, bool]:
     return f", and no loss of {metric} is measurable {shown}", True
 
 
-def _brackets(interval: Interval, form: str) -> str:
+def brackets(interval: Interval, form: str) -> str:
+    """Returns an interval's ends after a space, such as " [2.13, 2.56]"; "" if they are equal."""
     return "" if interval.low == interval.high else f" {interval.brackets(form)}"
 
 
@@ -117,12 +118,12 @@ def _nothing_better(panel: Panel, places: Places, spots: Iterable[Place]) -> str
     """Returns a sentence about a panel in which no point is faster and near the target's quality; names the fastest."""
     timed = [(place.latency.inverse(), place) for place in spots if place.latency]
     speed, place = max(timed, key=lambda pair: pair[0].value)
-    shown = f"{speed.value:.2f} times as fast{_brackets(speed, '.2f')}"
+    shown = f"{speed.value:.2f} times as fast{brackets(speed, '.2f')}"
     if speed.value <= 1:
-        return f"Nothing is faster than the target: the fastest point, {_name(place.spot)}, is {shown}"
-    loss, _ = _quality(panel, place.spot)
+        return f"Nothing is faster than the target: the fastest point, {name(place.spot)}, is {shown}"
+    loss, _ = quality(panel, place.spot)
     near = f"No method is faster than the target with a loss of at most {places.margin:g} {metric_name(panel.metric)}"
-    return f"{near}: {_name(place.spot)} is {shown}{loss}"
+    return f"{near}: {name(place.spot)} is {shown}{loss}"
 
 
 def _untimed(panel: Panel, spots: Sequence[Place]) -> str:
@@ -136,8 +137,8 @@ def _untimed(panel: Panel, spots: Sequence[Place]) -> str:
     if not near:
         return "No latency was measured"
     least, place = min(near, key=lambda pair: pair[0])
-    loss, _ = _quality(panel, place.spot)
-    return f"{_name(place.spot)} rejects {least:.0%} of draft tokens{loss}; no latency was measured"
+    loss, _ = quality(panel, place.spot)
+    return f"{name(place.spot)} rejects {least:.0%} of draft tokens{loss}; no latency was measured"
 
 
 def _ends_only(panel: Panel, places: Places) -> str:
@@ -147,5 +148,5 @@ def _ends_only(panel: Panel, places: Places) -> str:
     if draft is None:
         return f"Only the target alone was measured: {target.quality.value:.1f} {metric}"
     speed = f"{1 / draft.latency.value:.1f} times as fast, at " if draft.latency else ""
-    gap = f"{draft.difference.value:+.1f}{_brackets(draft.difference, '+.1f')} {metric}"
+    gap = f"{draft.difference.value:+.1f}{brackets(draft.difference, '+.1f')} {metric}"
     return f"Only target and draft alone were measured: the draft is {speed}{gap}"
