@@ -16,7 +16,7 @@ import numpy as np
 
 from speccascade_jax.results.analysis import significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
-from speccascade_jax.results.analysis.panels import Panel, Spot
+from speccascade_jax.results.analysis.panels import Panel, Spot, metric_name
 from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import TIMES, Latency, Record, Row
 
@@ -127,7 +127,7 @@ def _grid(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafte
     ways = _ways(columns, sets)
     header, rows = ["Drafter"], [["target alone"], *([way] for way in ways)]
     for panel, column in zip(panels, columns, strict=True):
-        header += [f"{panel.setting['task']}: {heading}" for heading in (panel.metric, *_SHOWN)]
+        header += [f"{panel.setting['task']}: {heading}" for heading in (metric_name(panel.metric), *_SHOWN)]
         spots, noise = [column.get(way) for way in ways], significance.noise(panel)
         real = [None if spot and spot.label == ORACLE else spot for spot in spots]
         marks = significance.latency_marks(real, bootstrap, noise)

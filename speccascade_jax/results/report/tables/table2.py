@@ -13,7 +13,17 @@ import numpy as np
 
 from speccascade_jax.results.analysis import provenance, significance
 from speccascade_jax.results.analysis.bootstrap import Bootstrap, Interval
-from speccascade_jax.results.analysis.panels import LOSS, Panel, Row, Spot, latency_of, share_of, short_name, table2
+from speccascade_jax.results.analysis.panels import (
+    LOSS,
+    Panel,
+    Row,
+    Spot,
+    latency_of,
+    metric_name,
+    share_of,
+    short_name,
+    table2,
+)
 from speccascade_jax.results.analysis.significance import BEST, TIE
 from speccascade_jax.results.report.tables import predicted
 from speccascade_jax.results.report.tables.grid import NONE, Grid
@@ -72,8 +82,10 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
     methods, bootstrap = sorted(first_spots, key=lambda name: first_spots[name].order()), Bootstrap()
     title, names = _named(panels)
     header = ["Method", "T"] + [f"Speed-up, {_allowed(tolerance)}{name}" for name in names]
-    header += [f"Speed-up, loss ≤ {loss:g} {p.metric}{name}" for p, name in zip(panels, names, strict=True)]
-    header += [f"Best {p.metric}{name}" for p, name in zip(panels, names, strict=True)]
+    header += [
+        f"Speed-up, loss ≤ {loss:g} {metric_name(p.metric)}{name}" for p, name in zip(panels, names, strict=True)
+    ]
+    header += [f"Best {metric_name(p.metric)}{name}" for p, name in zip(panels, names, strict=True)]
     rows_of = [[rows_by_method.get(method) for method in methods] for rows_by_method in results]
     by_panel = [_columns(panel, rows, bootstrap) for panel, rows in zip(panels, rows_of, strict=True)]
     columns = [column for same in zip(*by_panel, strict=True) for column in same]
@@ -178,7 +190,7 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
         f"Loss ≤ {loss:g}: the fastest α whose quality is at most this much below the target's, then the "
         "quality difference with its interval. The loss is certain to be this small if the whole interval lies within "
         "it.",
-        f"Best {panels[0].metric}: the highest quality of all α's with {slower}.{alone}",
+        f"Best {metric_name(panels[0].metric)}: the highest quality of all α's with {slower}.{alone}",
         *_explained("[low, high]: intervals of the speed-up, and of the best quality minus the target's"),
         "No interval accounts for the choice of α on the same examples; those of qualities do not account for the "
         "number of compared entries either.",
@@ -186,7 +198,8 @@ def _notes(panels: Sequence[Panel], tolerance: float, margin: float, loss: float
     for panel in panels:
         name = f"{panel.setting['task']}, {short_name(panel.setting['pair'])}: {panel.sizes()}"
         if panel.target:
-            name += f"; target's {panel.metric} {panel.target.quality.value:.2f} ({_range(panel.target.quality)})"
+            quality = panel.target.quality
+            name += f"; target's {metric_name(panel.metric)} {quality.value:.2f} ({_range(quality)})"
         notes.append(f"{name}. Device: {panel.setting['device']}.")
         lost = [spot.name() for spot in panel.spots if spot.inconclusive]
         if lost:
@@ -236,7 +249,7 @@ def points_grid(panel: Panel) -> Grid:
     brackets = "[low, high]: intervals of the difference to the target's" + (
         ", and of the relative latency" if timed else ""
     )
-    columns = f"Δ {panel.metric}: the difference to the target's. Interval: of the quality itself."
+    columns = f"Δ {metric_name(panel.metric)}: the difference to the target's. Interval: of the quality itself."
     if timed:
         columns += " Latency: relative to the target's. Range: its lowest and highest value over trials or seeds."
     columns += " Block eff.: tokens per target call."
@@ -279,7 +292,7 @@ def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
         row += [_number(nearest.alpha), f"{nearest_share:.1%}", f"{nearest.quality.value:.2f}"]
         rows.append([*row, _gain(panel, spot, bootstrap, nearest) or NONE])
     words = share.replace("_", " ")
-    metric, label = panel.metric, references[0][1].label
+    metric, label = metric_name(panel.metric), references[0][1].label
     header = ["Method", "T", "α", words, metric, "its α", "its share", f"its {metric}", f"Δ {metric}"]
     notes = [
         panel.sizes(),
@@ -311,9 +324,9 @@ def _cells(panel: Panel, spot: Spot, marks: tuple[str, str], bootstrap: Bootstra
         "Method": spot.label + (" (inconclusive)" if spot.inconclusive else ""),
         "T": _temperature(panel),
         "α": _number(spot.alpha) if spot.axis == "α" else f"{spot.axis} {_number(spot.alpha)}",
-        panel.metric: _joined(f"{spot.quality.value:.2f}", marks[0]),
+        metric_name(panel.metric): _joined(f"{spot.quality.value:.2f}", marks[0]),
         "interval": _range(spot.quality),
-        f"Δ {panel.metric}": _gain(panel, spot, bootstrap) or NONE,
+        f"Δ {metric_name(panel.metric)}": _gain(panel, spot, bootstrap) or NONE,
     }
     if timed:
         cells |= dict.fromkeys(("latency", "range", "ms per example"), NONE)
