@@ -88,7 +88,8 @@ def test_a_stopped_script_says_how_to_continue(script, said, number, tmp_path):
     running.send_signal(number)
     error = running.communicate(timeout=30)[1]
     assert running.returncode == NUMBERS[number], error
-    assert error.strip() == f"stopped: {said}"
+    # on a busy machine the import takes long enough for lines of progress, which begin with "…"
+    assert [line for line in error.splitlines() if line and line[0] != "…"] == [f"stopped: {said}"]
 
 
 def test_an_output_without_greek_letters_does_not_end_the_run(monkeypatch):
