@@ -103,7 +103,7 @@ def test_csv_has_one_line_per_method_with_both_summaries(script, store, records,
 def test_all_points_are_printed_as_a_table_or_as_records(script, store, capsys):
     assert script("tables").main([str(store), "--points"]) == 0
     said = capsys.readouterr().out
-    assert "eff." in said and "Δ bleu" in said
+    assert "eff." in said and "Δ BLEU" in said
     assert script("tables").main([str(store), "--points", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(lines) == 28 and "relative_latency.value" in lines[0]

@@ -156,7 +156,7 @@ def print_grids(
         apart: returns more tables of fewer columns, which are printed if one of `grids` is too wide.
     """
     page = Console(width=FILE_WIDTH, file=file) if file else console()
-    if apart and any(grid.fitted(page.width).width > page.width for grid in grids):
+    if apart and not all(grid.fits(page.width) for grid in grids):
         grids = apart()
     for number, grid in enumerate(grids):
         page.print(*[""] * bool(number), grid.rich(more), sep="\n")

@@ -78,9 +78,18 @@ class Grid:
         return _Fitted(self, more)
 
     def fitted(self, width: int) -> "Grid":
-        """Returns the first form of the table that fits into `width` characters, or the narrowest form."""
+        """Returns the first form of the table that fits into `width` characters, or the narrowest form.
+
+        If no form with all columns but the spare ones fits, further columns are left out, because a broken word or
+        number cannot be read.
+        """
         forms = list(self._forms())
+        forms += forms[-1]._cut()
         return next((form for form in forms if form.width <= width), forms[-1])
+
+    def fits(self, width: int) -> bool:
+        """Returns whether all columns but the spare ones fit into `width` characters."""
+        return any(form.width <= width for form in self._forms())
 
     def _forms(self) -> Iterator["Grid"]:
         """Yields the table in ever narrower forms: cells become two lines only where leaving out columns is no help."""
@@ -110,6 +119,15 @@ class Grid:
         for name in self.spare:
             grid = grid._without(name)
             yield grid
+
+    def _cut(self) -> Iterator["Grid"]:
+        """Yields the table without one column after another: those without entries first, then from the right."""
+        grid, cells = self, list(zip(*self.rows, strict=True))
+        empty = [name for name, column in zip(self.header, cells, strict=False) if set(column) == {NONE}]
+        for name in (*empty, *reversed(self.header[1:])):
+            if name in grid.header and len(grid.header) > 2:
+                grid = grid._without(name)
+                yield grid
 
     def _without(self, name: str) -> "Grid":
         """Returns the table without the column `name`."""

@@ -129,7 +129,8 @@ def _best_grid(throughputs: Throughputs) -> Grid:
         _CHOSEN,
     ]
     notes += provenance.notes([families.panel])
-    return Grid(title=f"Throughput: {families.panel.title()}", header=header, rows=rows, notes=notes, bold=bold)
+    title, spare = f"Throughput: {families.panel.title()}", ("predicted: tokens/s", "measured: tokens/s")
+    return Grid(title=title, header=header, rows=rows, notes=notes, bold=bold, spare=spare)
 
 
 def _prediction_grid(throughputs: Throughputs) -> Grid:
@@ -159,7 +160,8 @@ def _prediction_grid(throughputs: Throughputs) -> Grid:
         _RESAMPLES,
     ]
     title = f"Predicted and measured throughput: {throughputs.families.panel.title()}"
-    return Grid(title=title, header=header, rows=rows, notes=notes)
+    spare = ("discard rate", "verification rate")
+    return Grid(title=title, header=header, rows=rows, notes=notes, spare=spare)
 
 
 def _threshold_grid(throughputs: Throughputs) -> Grid:

@@ -59,7 +59,7 @@ WIDE = Grid(
 
 def test_a_table_takes_the_widest_form_that_fits(capsys):
     """Checks the order: whole lines, parts of a cell, fewer columns, no spaces, intervals and names on two lines."""
-    forms = [WIDE.fitted(width) for width in (100, WIDE.width, WIDE.width - 1, 50, 46, 44, 1)]
+    forms = [WIDE.fitted(width) for width in (100, WIDE.width, WIDE.width - 1, 50, 46, 44, 37)]
     widths = [form.width for form in forms]
     assert forms[0] == forms[1] == WIDE and widths == sorted(widths, reverse=True)
     assert forms[2].header == WIDE.header and forms[2].rows[0][1] == "1.50× [1.2, 1.8]\n-1.0 [-2.0, 0.0]"
@@ -71,6 +71,18 @@ def test_a_table_takes_the_widest_form_that_fits(capsys):
         lines = printed(WIDE, capsys, form.width)
         assert max(map(len, lines[1:3])) == form.width
         assert ("A wider terminal shows 1 more column." in " ".join(lines)) == ("few" not in form.header)
+
+
+def test_a_narrow_terminal_shows_fewer_columns_not_broken_words(capsys):
+    """Columns without entries go first, then those on the right; the name and one column stay."""
+    rows = [["SpecCascade [Diff]", "–", "1.50× [1.2, 1.8]", "50.25"], ["Target", "–", "1.00×", "50.00"]]
+    grid = Grid(title="", header=["Method", "none", "speed-up", "quality"], rows=rows, notes=[])
+    assert [grid.fitted(width).header[1:] for width in (38, 37, 32, 31, 3)] == [
+        ["none", "speed-up", "quality"], ["speed-up", "quality"], ["speed-up", "quality"], ["speed-up"], ["speed-up"],
+    ]  # fmt: skip
+    shown = printed(grid, capsys, 34)
+    assert shown[-2:] == ["A wider terminal shows 1 more", "column."]
+    assert {"Method", "SpecCascade", "[Diff]"} <= {line.split(" ")[0] for line in shown}
 
 
 def test_bold_cells_keep_their_place_when_columns_change():
