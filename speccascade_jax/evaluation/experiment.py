@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -197,6 +198,7 @@ def sweep(
     elsewhere = [*([output] if num_shards > 1 else shards.parts_of(output)), *reuse]
     with opened(path, f"{shard_id}-of-{num_shards}") as store:
         result_store.check_format(store.records, path)
+        tell_other_panels(store, points[0])
         if workers:
             started = pool.Pool(points, workers, ray_address, worker_device)
             keys = measure_in(started, groups, store, elsewhere)
@@ -443,6 +445,20 @@ def tell_without_outputs(store: ResultStore, evaluation: Evaluation, keys: Colle
     if missing := sum(not outputs.kept(store.path, record) for record in records):
         lacking = f"{missing} of these {len(records)} points have no stored outputs beside {store.path}"
         print(f"{lacking}: measure into another store to get them")
+
+
+def tell_other_panels(store: ResultStore, point: Point) -> None:
+    """Prints which other tasks and pairs the store has results of, because its tables and report show these too."""
+    counts = Counter(_subject(record["point"]) for record in store.records if "point" in record)
+    counts.pop(_subject(point.coordinates()), None)
+    if counts:
+        others = ", ".join(f"{count} of {subject}" for subject, count in counts.items())
+        kept_apart = "--output=PATH names another place"
+        print(f"{store.path} holds other results ({others}), which tables and report show too; {kept_apart}")
+
+
+def _subject(coordinates: Mapping[str, Any]) -> str:
+    return f"{coordinates['task']}, {panels.short_name(coordinates['pair'])}"
 
 
 class Follower:

@@ -65,7 +65,7 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
     page = templates.environment().get_template("page.html")
     html: str = page.render(
         title=headline.summary([main for main, _ in groups], [result["headline"] for result in results]),
-        subject=f"{panels[0].setting['task']}, {short_name(panels[0].setting['pair'])}",
+        subject="; ".join(dict.fromkeys(f"{p.setting['task']}, {short_name(p.setting['pair'])}" for p in panels)),
         counted=f"{sum(len(p.spots) + len(p.ends) for p in panels if not p.predicted)} points of {store}",
         panels=results,
         environment=[*_environment(panels)],

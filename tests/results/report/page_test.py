@@ -285,3 +285,9 @@ def test_progress_lines_name_the_numbers_that_a_sweep_varies():
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
 def test_clock_times(seconds, shown):
     assert progress.clock_time(seconds) == shown
+
+
+def test_the_page_of_several_tasks_names_all_of_them(tmp_path):
+    path = stored(tmp_path, [*sweep(task="gsm8k")[:3], *sweep()[:3], *sweep(temperature=0.0)[:3]])
+    text = page.write(panels(read_records(path)), path).read_text()
+    assert "gsm8k, tatoeba_en_de; tiny_translation, tatoeba_en_de" in " ".join(Reader(text).shown)
