@@ -17,6 +17,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,13 +80,15 @@ def switch_on() -> None:
 
 @functools.cache
 def _tell_compiling() -> None:
-    """Makes signs of life (`progress`) say when JAX compiles a program."""
+    """Makes signs of life (`progress`) say when JAX compiles a program, and leave that time out of remaining times."""
 
     def begins(event: str, **_: Any) -> None:
         if event == "/jax/compilation_cache/compile_requests_use_cache":  # the first event of a compilation
             progress.compiling(True)
 
-    def ends(event: str, *_: Any, **__: Any) -> None:
+    def ends(event: str, seconds: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):  # of tracing, lowering and compiling
+            progress.prepared(seconds, time.monotonic())
         if event == "/jax/core/compile/backend_compile_duration":
             progress.compiling(False)
 

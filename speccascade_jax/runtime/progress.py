@@ -41,7 +41,7 @@ class Stage:
         total: number of parts; 0: unknown.
         unit: what the parts are.
         done: number of finished parts.
-        began: the time at which the stage began; first: the time at which its first part was finished.
+        began: the time at which the stage began; first: the `working_time` at which its first part was finished.
     """
 
     describe: Callable[[], str]
@@ -55,7 +55,7 @@ class Stage:
         """Counts a finished part."""
         self.done += 1
         if self.done == 1:
-            self.first = time.monotonic()
+            self.first = working_time(time.monotonic())
 
     def text(self, now: float) -> str:
         """Returns what the stage does and, if it has several parts, how many are done and the remaining time."""
@@ -63,8 +63,8 @@ class Stage:
             return self.describe()
         counts = f"{self.done} of {self.total} {self.unit}"
         if self.done > 1:
-            # the first part is left out, because it often includes a compilation
-            remaining = (now - self.first) / (self.done - 1) * (self.total - self.done)
+            # the first part is left out, because it often includes the first run of a program
+            remaining = (working_time(now) - self.first) / (self.done - 1) * (self.total - self.done)
             counts += f", about {clock_time(remaining)} left"
         return f"{counts}, {self.describe()}"
 
@@ -73,6 +73,9 @@ _STARTED = time.monotonic()
 _STAGES: list[Stage] = []
 _COMPILING: list[float] = []
 """Time at which the compilation that runs now began; empty: none runs."""
+
+_PREPARED: list[tuple[float, float]] = []
+"""Begin and end of each time in which programs were traced and compiled, in order."""
 
 
 @contextlib.contextmanager
@@ -116,6 +119,22 @@ def counted(items: Iterable[Item], named: str | Callable[[], str], unit: str, to
 def compiling(begins: bool) -> None:
     """Notes that a compilation begins or has ended (`compilation_cache`)."""
     _COMPILING[:] = [time.monotonic()] if begins else []
+
+
+def prepared(seconds: float, now: float) -> None:
+    """Notes that the tracing or compilation of a program has ended `now`, after so many seconds."""
+    begin = now - seconds
+    while _PREPARED and _PREPARED[-1][0] >= begin:
+        _PREPARED.pop()  # an inner function's, which the outer one's time contains
+    _PREPARED.append((begin, now))
+
+
+def working_time(now: float) -> float:
+    """Returns `now` on a clock that stands still while programs are traced and compiled.
+
+    Remaining times use this clock, because later parts share the programs of earlier ones.
+    """
+    return (_COMPILING or [now])[0] - sum(end - begin for begin, end in _PREPARED)
 
 
 def described(now: float) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 import speccascade_jax as sc
 from speccascade_jax.methods.build import assemble
-from speccascade_jax.runtime import compilation_cache
+from speccascade_jax.runtime import compilation_cache, progress
 from tests.support import new_process
 
 DIRECTORY, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
@@ -124,6 +124,13 @@ def test_decoding_works_on_a_full_disk_and_after_it(tmp_path):
 
 
 @pytest.mark.laws
+def test_the_time_of_compilations_is_noted():
+    compilation_cache._tell_compiling()
+    before = len(progress._PREPARED)
+    jax.jit(lambda x: x + before)(1.0)
+    assert len(progress._PREPARED) > before
+
+
 def test_damaged_entries_are_compiled_again_and_never_read(tmp_path):
     """Damages a compressed program by a flipped bit, cut, emptied or rubbish: no warning, no crash, compiled again."""
     decode(tmp_path)

@@ -60,7 +60,13 @@ def test_output_delays_the_line(monkeypatch):
     assert sys.stderr.getvalue().endswith(" s: working\n") and sys.stderr.getvalue().count("\n") == 1
 
 
-def test_counted_parts_have_a_remaining_time_without_the_first_part():
+@pytest.fixture
+def nothing_prepared(monkeypatch):
+    """Forgets the programs that earlier tests compiled."""
+    monkeypatch.setattr(progress, "_PREPARED", [])
+
+
+def test_counted_parts_have_a_remaining_time_without_the_first_part(nothing_prepared):
     entered = progress.Stage(lambda: "decoding", total=5, unit="batches", began=0.0)
     assert entered.text(30.0) == "0 of 5 batches, decoding"
     entered.count()
@@ -68,8 +74,22 @@ def test_counted_parts_have_a_remaining_time_without_the_first_part():
     assert entered.text(41.0) == "1 of 5 batches, decoding"
     entered.count()
     assert entered.text(50.0) == "2 of 5 batches, about 0:30 left, decoding"
+    progress.prepared(8.0, 60.0)
+    assert entered.text(60.0) == "2 of 5 batches, about 0:36 left, decoding", "a compilation does not count"
     entered.total = 1
     assert entered.text(50.0) == "decoding"
+
+
+def test_working_time_stands_still_during_compilations(nothing_prepared):
+    progress.prepared(2.0, 12.0)
+    progress.prepared(1.0, 14.0)
+    assert progress.working_time(20.0) == 17.0
+    progress.prepared(9.0, 15.0)  # it contains the two others
+    assert progress.working_time(20.0) == 11.0
+    progress.compiling(True)
+    begun = progress.working_time(0.0)
+    assert begun == progress.working_time(1000.0)
+    progress.compiling(False)
 
 
 def test_between_two_parts_the_working_thread_prints(quick, monkeypatch):

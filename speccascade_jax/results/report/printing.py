@@ -21,12 +21,15 @@ from speccascade_jax.results.report.tables.grid import NONE, Grid
 from speccascade_jax.results.store.record import hardware_text, one_line, speed_text
 from speccascade_jax.results.store.result_store import Record
 from speccascade_jax.runtime.paths import command, interpreter
-from speccascade_jax.runtime.progress import clock_time
+from speccascade_jax.runtime.progress import clock_time, working_time
 from speccascade_jax.storage.buckets import BucketPath
 
 
 class Progress:
     """Progress of a sweep: one line per finished point, with the remaining time, in terminals and log files alike.
+
+    The remaining time is that of the points without tracing and compiling, because points share programs. The line of
+    the first point has none.
 
     Args:
         total: number of points in the sweep; present: number of points that the store already holds.
@@ -40,6 +43,7 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._begin = self._clock()
+        self._begin_work = working_time(self._begin)
         resumed = f", {self.present} of them already in" if self.present else ", results go to"
         self._console.print(f"{self.total} points{resumed} {self.store}")
         return self
@@ -47,11 +51,20 @@ class Progress:
     def advance(self, record: Record) -> None:
         """Counts a finished point and prints a line about its record."""
         self.done += 1
-        spent = self._clock() - self._begin
-        remaining = spent / (self.done - self.present) * (self.total - self.done)
+        now = self._clock()
+        times = f"{clock_time(now - self._begin)} elapsed{self._left(now)}"
         count = f"[{self.done:>{len(str(self.total))}}/{self.total}]"
         self._console.print(f"{count} {one_line(record)}", markup=False, end="")
-        self._console.print(f"  ({clock_time(spent)} elapsed, {clock_time(remaining)} left)", style="dim")
+        self._console.print(f"  ({times})", style="dim")
+
+    def _left(self, now: float) -> str:
+        """Returns the remaining time as a clause; empty after the first point."""
+        measured, worked = self.done - self.present, working_time(now) - self._begin_work
+        if measured < 2 <= self.total - self.present:
+            return ""
+        left = clock_time(worked / measured * (self.total - self.done))
+        compiled = now - self._begin - worked > worked / 10 and self.done < self.total
+        return f", about {left} left{' without compiling' if compiled else ''}"
 
     def __exit__(self, *_: object) -> None:
         if measured := self.done - self.present:

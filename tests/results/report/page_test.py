@@ -267,9 +267,19 @@ def test_progress_estimates_the_time_left_from_points_of_this_process(capsys):
             progress.advance(fake_records.run(point))
     said = capsys.readouterr().out
     assert "10 points, 4 of them already in store.jsonl" in said
-    assert "[ 5/10] spec_decode" in said and "(0:10 elapsed, 0:50 left)" in said
-    assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, 0:40 left)" in said
+    assert "[ 5/10] spec_decode" in said and "(0:10 elapsed)" in said, "one point is no evidence"
+    assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, about 0:40 left)" in said
     assert "2 points measured in 0:20" in said
+
+
+def test_the_remaining_time_leaves_compilations_out(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_PREPARED", [])
+    now = iter([1000.0, 1062.0, 1064.0, 1064.0])
+    with printing.Progress(10, clock=lambda: next(now)) as shown:
+        progress.prepared(60.0, 1060.0)
+        for point in fake_records.coordinates()[:2]:
+            shown.advance(fake_records.run(point))
+    assert "(1:04 elapsed, about 0:16 left without compiling)" in capsys.readouterr().out
 
 
 def test_progress_lines_name_the_numbers_that_a_sweep_varies():
