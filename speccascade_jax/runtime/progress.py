@@ -1,8 +1,8 @@
 """Signs of life of a command: whenever it has printed nothing for a few seconds, a line says what it is doing.
 
 Code names its long stages (`stage`), and counts those that have parts (`counted`). A command prints them inside
-`shown`. On a terminal, the line replaces itself; in a log file, each is a line of its own, at most one every
-`EVERY` seconds.
+`shown`. On a terminal, the line replaces itself after every `EVERY` silent seconds. In a log file, each is a line of
+its own that stays, so the silence before a line grows from `EVERY` to `LONGEST` seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 EVERY = 4.0
-"""Number of silent seconds after which a line is printed."""
-EARLY = 3.5
-"""Number of silent seconds after which a stage that is counted prints the line itself, between two of its parts."""
+"""Number of silent seconds after which a line is printed on a terminal, and the first one in a file."""
+LONGEST = 60.0
+"""Greatest number of silent seconds in a file, where every line doubles the number."""
+EARLIER = 0.5
+"""Number of seconds by which a stage that is counted prints the line itself earlier, between two of its parts."""
 
 
 def clock_time(seconds: float) -> str:
@@ -113,7 +115,7 @@ def counted(items: Iterable[Item], named: str | Callable[[], str], unit: str, to
             yield item
             entered.count()
             if _SIGNS:
-                _SIGNS[0].beat(EARLY)
+                _SIGNS[0].beat(EARLIER)
 
 
 def compiling(begins: bool) -> None:
@@ -156,7 +158,7 @@ class Signs:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._lock, self._ended = clock, threading.RLock(), threading.Event()
-        self._last, self._shown = clock(), False
+        self._last, self._shown, self._lines = clock(), False, 0
         self._streams = [stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "__dict__")]
         self._error, self._write = sys.stderr, getattr(sys.stderr, "write", None)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="signs of life")
@@ -177,24 +179,32 @@ class Signs:
         with self._lock:
             self._clear()
 
-    def beat(self, silent: float) -> None:
-        """Prints a line if nothing was printed for `silent` seconds."""
+    def beat(self, earlier: float = 0.0) -> None:
+        """Prints a line if nothing was printed for long enough, or for `earlier` seconds less than that."""
         with self._lock:
             now = self._clock()
-            if now - self._last >= silent and not self._ended.is_set():
+            if now - self._last >= self._silence() - earlier and not self._ended.is_set():
                 self._say(f"… {described(now)}")
                 self._last = now
 
     def _watch(self) -> None:
-        while not self._ended.wait(max(0.05, self._last + EVERY - self._clock())):
-            self.beat(EVERY)
+        while not self._ended.wait(max(0.05, self._last + self._silence() - self._clock())):
+            self.beat()
+
+    def _silence(self) -> float:
+        """Returns the number of silent seconds before the next line."""
+        return EVERY if self._is_terminal() else min(EVERY * 2**self._lines, LONGEST)
+
+    def _is_terminal(self) -> bool:
+        return self._error is not None and self._error.isatty()
 
     def _say(self, line: str) -> None:
-        terminal = self._error is not None and self._error.isatty()
+        terminal = self._is_terminal()
         if terminal:  # a line that wraps could not replace itself
             line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
         self._print(line if terminal else f"{line}\n")
         self._shown = terminal
+        self._lines += 1
 
     def _clear(self) -> None:
         if self._shown:

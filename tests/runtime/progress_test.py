@@ -15,7 +15,7 @@ from tests.support.terminal import Terminal
 def quick(monkeypatch):
     """Shows signs of life after a tenth of a second."""
     monkeypatch.setattr(progress, "EVERY", 0.1)
-    monkeypatch.setattr(progress, "EARLY", 0.05)
+    monkeypatch.setattr(progress, "EARLIER", 0.05)
 
 
 def streams(monkeypatch, isatty):
@@ -52,12 +52,28 @@ def test_output_delays_the_line(monkeypatch):
     now[0] = 103.9
     print("a result")
     now[0] = 107.8
-    signs.beat(progress.EVERY)
+    signs.beat()
     assert sys.stderr.getvalue() == ""
     now[0] = 107.9 + 1e-6
-    signs.beat(progress.EVERY)
+    signs.beat()
     signs.end()
     assert sys.stderr.getvalue().endswith(" s: working\n") and sys.stderr.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(("isatty", "times"), [
+    (False, [4, 12, 28, 60, 120, 180]),
+    (True, list(range(4, 201, 4))),
+], ids=["file", "terminal"])  # fmt: skip
+def test_lines_stay_frequent_on_a_terminal_and_become_rare_in_a_file(isatty, times, monkeypatch):
+    streams(monkeypatch, isatty)
+    monkeypatch.setattr(progress.Signs, "_watch", lambda self: None)
+    now, printed = [0.0], []
+    signs = progress.Signs(clock=lambda: now[0])
+    for second in range(1, 201):
+        now[0], before = float(second), sys.stderr.getvalue()
+        signs.beat()
+        printed += [second] * (sys.stderr.getvalue() != before)
+    assert printed == times
 
 
 @pytest.fixture
