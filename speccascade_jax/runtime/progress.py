@@ -200,8 +200,10 @@ class Signs:
 
     def _say(self, line: str) -> None:
         terminal = self._is_terminal()
-        if terminal:  # a line that wraps could not replace itself
-            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}"
+        if terminal:
+            # A line that wraps could not replace itself. The cursor goes back to its begin, because XLA's alarms, such
+            # as "Very slow compile?", pass by Python's streams and would continue the line.
+            line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}\r"
         self._print(line if terminal else f"{line}\n")
         self._shown = terminal
         self._lines += 1

@@ -37,6 +37,7 @@ def test_a_long_stage_says_what_it_does_until_other_output_follows(quick, monkey
     line = r"… \d+ s: timing; measuring"
     if stderr.isatty():
         assert re.match(rf"\r\x1b\[K{line}", shown) and "\n" not in written
+        assert shown.endswith("\r"), "what other code writes to the terminal does not continue the line"
         assert written.endswith("\r\x1b[K"), "the line makes room for the output"
     else:
         assert re.match(f"{line}\n", shown) and "\r" not in written
