@@ -80,10 +80,10 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
     """Writes a block of entries into a ring buffer of `S` slots, which holds position `p` in slot `p mod S`.
 
     Args:
-        buffer: `[B * n, ...]`, as in `write_slots`, with `S` slots.
-        update: the block, with at most `S` entries along `axis`; otherwise the same shape as `buffer`.
+        buffer: `[B * n, ...]`, with `S` slots along `axis`; the `n` heads of a row are consecutive.
+        update: the block, with at most `S` entries along `axis`; its other axes are those of `buffer`.
         start: int32 `[B]`, the position of the block's first entry.
-        axis: the index of the axis of slots in `buffer`.
+        axis: the axis of `buffer` along which the slots lie.
     """
     rows, size, new = start.shape[0], buffer.shape[axis], update.shape[axis]
     update, begin = update.astype(buffer.dtype), start % size
@@ -107,15 +107,15 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
 def write_layer(stack: Array, update: Array, start: Array, layer: Array, axis: int, ring: bool) -> Array:
     """Writes a block of entries into one layer of a stack of caches, whose other layers keep their contents.
 
-    A loop that carries the stack then updates it in place. A layer that is cut out, written and put back would be
-    copied as a whole.
+    A loop over layers that carries the stack then updates it in place. If the loop sliced out a layer, wrote to it and
+    put it back, it would copy the whole layer.
 
     Args:
-        stack: `[L, B * n, ...]`, layers as in `write_slots`.
-        update: the block, as in `write_slots`, for this layer.
+        stack: `[L, B * n, ...]`, the caches of `L` layers; the `n` heads of a row are consecutive.
+        update: the block's entries for this layer, `[B * n, ...]`.
         start: int32 `[B]`, the slot (in a ring buffer: the position) of the block's first entry.
         layer: the layer's index.
-        axis: the index of the axis of slots in `update`.
+        axis: the axis of `update` along which the entries lie; in `stack` it is the axis `axis + 1`.
         ring: whether the slots form ring buffers (`write_ring`).
     """
     rows, size, new = start.shape[0], stack.shape[axis + 1], update.shape[axis]
@@ -155,7 +155,7 @@ def _overwrite(
     """Writes the block's entry `shift + i` into slot `first_slot + i`, for every `i` below the block's length.
 
     If the block has no entry `shift + i`, slot `first_slot + i` keeps its contents. With a `layer`, `row` is a stack of
-    layers, and the block one of them.
+    layers, and the block is written into this layer.
     """
     new = block.shape[axis]
     index = jnp.arange(new) + shift
@@ -175,7 +175,7 @@ def move_slots(buffer: Array, start: Array, entries: Array, axis: int) -> Array:
         buffer: `[B * n, ...]`; the `n` heads of a row are consecutive.
         start: int32 `[B]`, the first slot that is written.
         entries: int32 `[B, W]`, the slots that are read, relative to `start`.
-        axis: the index of the axis of slots in `buffer`.
+        axis: the axis of `buffer` along which the slots lie.
     """
     rows = start.shape[0]
 

@@ -1,8 +1,8 @@
-"""Chains of products with what stands around them, on devices whose kernels compute it, and on meshes of them.
+"""Fused chains of matrix products: kernels that compute products together with norms, gates and residual sums.
 
-Models give a chain as links (`product_chains.Link`). A kernel for TPUs computes a whole chain (`product_chains`); on
-GPUs, a kernel computes each link (`triton_products`). On a mesh, every device computes with its columns or rows of the
-matrices, and devices sum their parts between two kernels.
+A model describes a chain as a list of links (`product_chains.Link`). On TPUs, one kernel computes the whole chain
+(`product_chains`). On GPUs, one kernel computes each link (`triton_products`). On a mesh, every device multiplies by
+its columns or rows of the matrices. Where rows are split, the devices add up their partial sums between two kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,31 +23,33 @@ from speccascade_jax.runtime.mesh import DATA, MODEL
 
 
 def computes_around(params: Params, x: Array, sizes: tuple[int, ...]) -> bool:
-    """Returns whether kernels compute the products of some layers with what stands around them (`chain`).
+    """Returns whether fused kernels can compute the matrix products of some layers (`chain`).
 
     Args:
         params: the layers' parameters.
-        x: their input `[..., K]`.
-        sizes: the numbers of inputs of the layers on a device.
+        x: the input of the first product, `[..., K]`.
+        sizes: for each product, the number of input features on one device.
     """
     mesh, on_tpu = whole_mesh(), platforms.uses_kernels()
     rows = x.size // x.shape[-1] // (1 if mesh is None else mesh.shape[DATA])
     if not (on_tpu or mesh is None) or not (product_chains if on_tpu else triton_products).fits(rows, sizes, x.dtype):
         return False
-    # Weights of 8 bits have no kernel, and XLA converts them. The kernel for TPUs converts none.
+    # No kernel takes packed 8-bit matrices, so XLA multiplies by them. The TPU kernel converts no dtypes, so all its
+    # matrices must have the dtype of `x`.
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, (Packed, InStack)))
     return all(isinstance(leaf, InStack) or _is_plain(leaf, x.dtype if on_tpu else None) for leaf in leaves)
 
 
 def _is_plain(leaf: Any, dtype: Any) -> bool:
-    """Returns whether a parameter is no packed matrix, and no matrix of another dtype than `dtype` (`None`: any)."""
+    """Returns whether a parameter is not packed and, if it is a matrix, has this dtype (`None`: any dtype)."""
     return not is_packed(leaf) and (dtype is None or leaf.ndim < 2 or leaf.dtype == dtype)
 
 
 def chain(x: Array, links: Sequence[Link], dtype: str, state: Array | None = None) -> tuple[Array, Array]:
-    """Returns what `product_chains.multiply` returns; it needs parameters for which `computes_around` is true.
+    """Computes a chain of products; returns the state after it `[B, T, E]`, and its last result `[B, T, N]`.
 
-    On GPUs, one kernel computes each link. On a mesh, a chain is divided where devices sum their parts.
+    The arguments are those of `product_chains.multiply`. `computes_around` must be true for the parameters. On GPUs,
+    one kernel computes each link. On a mesh, the chain is divided where devices add up their partial sums.
     """
     if not platforms.uses_kernels():
         return _chain_of_kernels(x, links, dtype, state)
@@ -61,7 +63,7 @@ def chain(x: Array, links: Sequence[Link], dtype: str, state: Array | None = Non
 
 def _chain_of_kernels(x: Array, links: Sequence[Link], dtype: str, state: Array | None) -> tuple[Array, Array]:
     """Computes a chain with a kernel for each link (on GPUs)."""
-    # Post-norms and rotations do not come here: only chains of T5s are computed on GPUs.
+    # The links have no post-norms and no rotations, because on GPUs only T5s, which have neither, use chains.
     state = x if state is None else state
     for link in links:
         x = triton_products.multiply(
@@ -73,7 +75,7 @@ def _chain_of_kernels(x: Array, links: Sequence[Link], dtype: str, state: Array 
 
 
 def _segments(links: Sequence[Link]) -> Iterator[list[Link]]:
-    """Divides a chain after each product of which every device has a part; the next segment adds the sum."""
+    """Divides a chain after each product that gives partial sums; the next segment adds the total to the state."""
     # The sum over devices must be complete before it is added to the state, and before a norm reads the state.
     segment: list[Link] = []
     for link in links:
@@ -87,13 +89,13 @@ def _segments(links: Sequence[Link]) -> Iterator[list[Link]]:
 
 
 def _on_mesh(x: Array, links: list[Link], dtype: str, state: Array | None) -> tuple[Array, Array]:
-    """Returns the state and the result of a segment, which each device computes for its rows and columns."""
+    """Computes a segment of a chain on each device's rows and columns; returns the state and the last result."""
     first, last, rows = links[0], links[-1], P(DATA)
     before = x if state is None else state
     changes = any(link.adds for link in links)
-    # A segment that neither reads nor changes the state does not get it.
+    # The state is an input only of segments that read or change it.
     inputs = (x, state) if state is not None and (changes or any(link.norm for link in links)) else (x,)
-    # A link also holds numbers and functions, which no layout describes; only the arrays are arguments.
+    # A link also holds numbers and functions. They have no layout on the mesh, so only its arrays are arguments.
     leaves, tree = jax.tree.flatten(links, is_leaf=lambda leaf: leaf is None)
     layouts = jax.tree.leaves([_layout(link) for link in links], is_leaf=lambda leaf: leaf is None)
     places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
@@ -104,7 +106,7 @@ def _on_mesh(x: Array, links: list[Link], dtype: str, state: Array | None) -> tu
             filled[place] = array
         local_links = jax.tree.unflatten(tree, filled)
         after, y = product_chains.multiply(x, local_links, state, dtype, partial_sum=last.summed)
-        # The parts have the dtype of the activations, as those of XLA's path, so that devices send 16 bits.
+        # Partial sums have the activations' dtype, as without the kernel, so with bfloat16 devices send only 16 bits.
         y = summed(y) if last.summed else y
         return (after, y) if changes else (y,)
 
@@ -129,13 +131,16 @@ def _layout(link: Link) -> Link:
 
 
 def _whole(scale: Any) -> Any:
-    """Returns the layout of a norm's scale, which every device has."""
+    """Returns the layout of a norm's scale, which every device holds in full."""
     return InStack(P(), P()) if isinstance(scale, InStack) else P()
 
 
 def in_stack(params: Params, stack: Params, number: Any) -> Params:
-    """Returns a layer's parameters for `chain`: matrices and scales of norms are parts of a stack (`tiled_scales`)."""
-    # XLA removes the slices that these places replace, because nothing reads them.
+    """Returns a layer's parameters with its matrices and norm scales replaced by their places in a stack of layers.
+
+    `chain` then reads them from the stack. `stack` is a result of `tiled_scales`; `number` is the layer's index.
+    """
+    # The replaced parameters are slices of the stack. Nothing reads them any more, so XLA never computes them.
     layer, flat = jnp.asarray(number, jnp.int32), flatten_dict(params, sep="/")
     parts = {name: InStack(leaf, layer) for name, leaf in flatten_dict(stack, sep="/").items() if _is_read(name)}
     out: Params = unflatten_dict(flat | parts, sep="/")
@@ -143,10 +148,10 @@ def in_stack(params: Params, stack: Params, number: Any) -> Params:
 
 
 def tiled_scales(stack: Params) -> Params:
-    """Returns the stacked parameters with the scales of norms as tiles, `[L, E / 128, 128]`, which kernels read."""
+    """Returns stacked parameters with the norm scales reshaped to `[L, E / 128, 128]`, the tiles that kernels read."""
     flat = flatten_dict(stack, sep="/")
     scales = {name: leaf for name, leaf in flat.items() if name.endswith("/scale") and leaf.shape[-1] % LANES == 0}
-    # The loop over layers would reshape the scales in every iteration.
+    # The scales are reshaped here, once, because the loop over layers would do it in every iteration.
     tiles = {name: leaf.reshape(len(leaf), -1, LANES) for name, leaf in scales.items()}
     out: Params = unflatten_dict(flat | tiles, sep="/")
     return out

@@ -1,13 +1,13 @@
-"""Attention of a block of tokens to a cache, as one kernel for TPUs that also writes the block's keys and values.
+"""Attention of a block of tokens to the cache: one TPU kernel, which also writes the block's keys and values.
 
-On GPUs, `triton_attention` has the kernel.
+On GPUs, the kernel of `triton_attention` is used instead.
 
-XLA needs about eleven operations for this in each layer, and copies the cache into another layout for each of several
-rows. The kernel reads every slot once, and of the cache it writes only the tiles of 128 slots that hold new entries.
-It works on one row at a time, in chunks of slots whose results it combines as Flash-Decoding does (Dao et al., 2023).
+Without the kernel, XLA runs about eleven operations per layer, and for batches of several rows it copies the cache into
+another layout. The kernel reads every slot once, and writes only the tiles (128 slots each) that hold new entries. It
+works on one row at a time, in chunks of slots whose results it combines as Flash-Decoding does (Dao et al., 2023).
 
 Shape letters: those of `core/types.py`, and here `N` is the number of query heads, `n` of key-value heads, `g = N / n`
-and `K` is head_dim. On a mesh, they are those of one device.
+and `K` is head_dim. On a mesh, `N` and `n` count the heads on one device.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ from speccascade_jax.runtime import platforms
 LANES = 128
 """Columns of a tile of a TPU's registers and memory."""
 MOST_TOKENS = 16
-"""Most tokens of a block; a longer one is left to XLA, whose products then have rows enough."""
+"""Largest number of tokens in a block. XLA computes longer blocks, which have enough rows for efficient products."""
 MOST_TILES = 5
-"""Most tiles of a chunk of slots."""
+"""Largest number of tiles (`LANES` slots each) in a chunk of slots."""
 LARGEST_CHUNK = 2**21
-"""Most bytes of keys in a chunk of slots. Two chunks of keys and two of values are in VMEM at the same time."""
+"""Largest size of a chunk's keys, in bytes. VMEM holds two chunks of keys and of values: the next one is being copied
+while the current one is computed."""
 VMEM = 15 * 2**20
-"""Most bytes of a kernel's arrays in VMEM. The compiler's limit is 16 MiB for v4, v5e and v5p, and 32 MiB for v6e."""
+"""Largest total size of a kernel's arrays in VMEM, in bytes.
+
+The compiler's limit is 16 MiB for TPU v4, v5e and v5p, and 32 MiB for v6e.
+"""
 _OUTSIDE = -2e10
-"""Logit of a column that is not a slot. It is below that of a masked slot."""
+"""Logit of a column beyond the cache's last slot. It is below the logit of a masked slot (`layers.MASKED`)."""
 
 
 def tiled(slots: int) -> int:
-    """Returns the number of slots that a cache gets instead of `slots`: whole chunks of tiles if kernels are used."""
+    """Returns the number of slots of a cache that needs `slots`, rounded up to whole chunks if TPU kernels are used."""
     if not platforms.uses_kernels():
         return slots
     tiles = -(-slots // LANES)
-    # chunks of at least two tiles, with at most one tile more than is needed
+    # The chunk size with the fewest unused tiles is chosen. Two tiles are one option, so at most one tile is unused.
     return LANES * min(-(-tiles // size) * size for size in range(min(2, tiles), MOST_TILES + 1))
 
 
@@ -58,13 +62,14 @@ def fits(new: int, heads: int, size: int, slots: int, dtype: Any, written: bool 
         size: width of a head.
         slots: number of slots of the cache.
         dtype: dtype of the cache.
-        written: whether the block's keys and values are written.
-        groups: query heads of a key-value head.
+        written: whether the block's keys and values are written into the cache.
+        groups: number of query heads per key-value head.
     """
     if platforms.uses_gpu_kernels():
         return triton_attention.fits(new, size, slots, dtype)
     whole = size % LANES == 0 or (LANES % size == 0 and heads % (LANES // size) == 0)
-    # The smallest chunk is one tile. With more heads, such as the 128 of T5 11B, it would not fit into VMEM.
+    # The kernel fits if its arrays fit into VMEM with the smallest chunk, one tile. With as many heads as the 128 of
+    # T5 11B, they do not.
     smallest = _Kernel(
         rows=1, new=new, heads=heads, groups=groups, size=size, slots=slots, chunk=LANES, bias_heads=heads * groups,
         cap=None, ring=False, writes=written, width=jnp.dtype(dtype).itemsize,
@@ -92,30 +97,31 @@ def attend(
     cap: float | None = None,
     ring: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Writes a block's keys and values into a cache, and returns its attention to the cache, and the new cache.
+    """Writes a block's keys and values into a cache, and computes the block's attention to the cache.
 
     Args:
         columns: the block's projections: queries `[B, T, N * K]`, keys and values `[B, T, n * K]`; or one array of all
-            three side by side; or the queries alone, and the cache is only read. They are rounded to the cache's dtype.
+            three side by side; or the queries alone, if nothing is to be written. They are rounded to the cache's
+            dtype.
         keys: `[B * n, K, S]`, or a stack of layers `[L, B * n, K, S]`.
         values: `[B * n, S, K]`, or a stack.
         start: int32 `[B]`, the slot (in a ring buffer: the position) of the block's first entry.
         bias: float32 `[B or 1, N or 1, T or 1, S]`, which is added to the logits, and masks slots.
-        layer: the layer of a stack.
+        layer: index of the layer, if keys and values are stacks.
         query_heads: `N`.
         size: `K`.
         cap: soft cap of the logits, before the bias is added.
         ring: whether the slots form a ring buffer, which holds position `p` in slot `p mod S`.
 
     Returns:
-        The attention's output `[B, T, N * K]`, and the keys and values with those of the block.
+        The attention's output `[B, T, N * K]`, and the cache's keys and values, which now include the block's.
     """
     if platforms.uses_gpu_kernels():
         sizes: dict[str, Any] = {"query_heads": query_heads, "size": size, "cap": cap, "ring": ring}
         return triton_attention.attend(columns, keys, values, start, bias, layer, **sizes)
     rows, new, width = columns[0].shape
-    # XLA chooses the cache's layout so that this only renames the axes. Slots are the last axis of both arrays, because
-    # a tile has 128 columns, and with fewer it would be padded.
+    # The kernel needs the slots as the last axis of both arrays: a tile has 128 columns, and an axis with fewer entries
+    # would be padded. XLA chooses the cache's memory layout so that swapping the axes moves no data.
     values = jnp.swapaxes(values, -1, -2)
     flat_keys, flat_values = (x.reshape(-1, *x.shape[-2:]) for x in (keys, values))
     heads, slots = keys.shape[-3] // rows, keys.shape[-1]
@@ -124,7 +130,7 @@ def attend(
         rows=rows, new=new, heads=heads, groups=query_heads // heads, size=size, slots=slots, chunk=LANES,
         bias_heads=bias.shape[1], cap=cap, ring=ring, writes=writes, width=keys.dtype.itemsize,
     ).with_largest_chunk()  # fmt: skip
-    # In one array, they would be joined anew for each layer.
+    # The two stay separate arguments, because the program would join them into one array again for each layer.
     scalars = start.astype(jnp.int32), jnp.asarray(layer, jnp.int32)[None]
     mixed, *written = kernel.call(scalars, columns, kernel.padded_bias(bias), flat_keys, flat_values)
     flat_keys, flat_values = written or (flat_keys, flat_values)
@@ -133,19 +139,20 @@ def attend(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One kernel: its sizes, the call, and the body, which runs once for each row and chunk of slots.
+    """The sizes of one kernel, and its call. The kernel's body is `_run`, once for each row and chunk of slots.
 
-    Rows of queries are ordered by key-value head, query head of the group and token; each query head has `padded`
-    rows, whole registers. Narrow heads are handled in *units* of `pair` key-value heads, whose keys fill a tile.
+    Query rows are ordered by key-value head, then by query head within the group, then by token. The tokens of each
+    query head are padded to `padded` rows, which fill whole registers. Heads that are narrower than a tile are handled
+    in *units* of `pair` key-value heads, which together are as wide as a tile.
 
     Attributes:
         rows, new: `B` and `T`.
         heads, groups, size, slots: `n`, `g`, `K` and `S`.
-        chunk: slots that are read at once.
-        bias_heads: heads of the bias, `N` or 1.
+        chunk: number of slots that are read at once.
+        bias_heads: number of heads of the bias, `N` or 1.
         cap, ring: as in `attend`.
-        writes: whether the block has keys and values.
-        width: bytes of a number in the cache.
+        writes: whether the block's keys and values are written into the cache.
+        width: bytes per number in the cache.
     """
 
     rows: int
@@ -162,7 +169,7 @@ class _Kernel:
     width: int
 
     def with_largest_chunk(self) -> _Kernel:
-        """Returns the kernel with the most slots to read at once: whole tiles, or all slots of a short cache."""
+        """Returns the kernel with the largest chunk that fits into VMEM: whole tiles, or all slots of a short cache."""
         sizes = [replace(self, chunk=count * LANES) for count in range(1, MOST_TILES + 1)]
         sizes = [kernel for kernel in sizes if kernel.is_small] or sizes[:1]
         if self.slots % LANES or not self.writes:  # a cache that is only read may end inside a chunk
@@ -176,22 +183,22 @@ class _Kernel:
 
     @property
     def _vmem(self) -> int:
-        """Bytes in VMEM: two of each block of inputs and outputs, the scratch, and a unit's intermediate values."""
+        """Bytes in VMEM: two buffers per input and output, the scratch arrays, and a unit's intermediate values."""
         keys, rows = self.heads * self.size, self.heads * self.groups * self.padded
         tokens = self.padded * (2 * self._query_width + 2 * keys * self.writes)
         blocks = self.width * (tokens + 2 * keys * self.chunk) + 4 * self.bias_heads * self.padded * self.chunk
         scratch = rows * (self.chunk + 2 * LANES + self.wide) + tokens - self.padded * self._query_width
-        # The compiler keeps a unit's queries, logits, biases and weighted values, if they exceed the registers.
+        # The compiler keeps a unit's queries, logits, biases and weighted values in VMEM if they exceed the registers.
         return 2 * blocks + 4 * (scratch + 2 * self.unit_rows * (self.chunk + self.wide))
 
     @property
     def padded(self) -> int:
-        """Rows of a query head: the tokens, and padding that nothing reads."""
+        """Number of rows of a query head: the block's tokens, and padding whose results are not used."""
         return 8 if self.new <= 8 else 16
 
     @property
     def pair(self) -> int:
-        """Key-value heads of a unit."""
+        """Number of key-value heads in a unit."""
         return max(1, LANES // self.size)
 
     @property
@@ -201,27 +208,27 @@ class _Kernel:
 
     @property
     def unit_rows(self) -> int:
-        """Rows of the queries of a unit."""
+        """Number of query rows in a unit."""
         return self.pair * self.groups * self.padded
 
     @property
     def units(self) -> range:
-        """The numbers of the units."""
+        """The indices of the units."""
         return range(self.heads // self.pair)
 
     @property
     def most_tiles(self) -> int:
-        """Most tiles of slots that a block touches: two, because it has at most 16 tokens, but one token has one."""
+        """Largest number of tiles that new entries are in: one for one token, two for a block of up to 16 tokens."""
         return 2 if self.new > 1 and self.slots > LANES else 1
 
     def padded_bias(self, bias: Array) -> Array:
-        """Returns the bias with as many rows as a query head has."""
+        """Returns the bias with its axis of tokens, unless that is 1, padded to `padded` rows."""
         # All layers pad the same array, so XLA does it once.
         missing = self.padded - bias.shape[2] if bias.shape[2] > 1 else 0
         return jnp.pad(bias.astype(jnp.float32), ((0, 0), (0, 0), (0, missing), (0, 0)))
 
     def last_chunk(self, start: Any) -> Any:
-        """Returns the last chunk of slots that any token of a row sees. Later ones are neither read nor computed."""
+        """Returns the index of the last chunk that any token of the block sees; later chunks are skipped."""
         if self.ring or not self.writes:
             return (self.slots - 1) // self.chunk
         return jax.lax.div(jnp.minimum(start + self.new - 1, self.slots - 1), self.chunk)
@@ -232,7 +239,7 @@ class _Kernel:
         """Returns the attention's output and, if the block has keys and values, the caches `[L * B * n, K, S]`.
 
         Args:
-            scalars: int32 `[B]`, each row's first slot or, in a ring buffer, its position; and the layer, `[1]`.
+            scalars: `start` of `attend`, int32 `[B]`; and the index of the layer, int32 `[1]`.
             columns: as in `attend`.
             bias: as in `attend`, padded.
             keys: the cache of all layers, `[L * B * n, K, S]`.
@@ -241,10 +248,10 @@ class _Kernel:
         output = jax.ShapeDtypeStruct((self.rows, self.new, self._query_width), keys.dtype)
         caches: list[Any] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (keys, values)] if self.writes else []
         if len(keys) > self.rows * self.heads and not platforms.interpreter():
-            # XLA would move the layers of a stack to VMEM and back, all of them for each layer's call
+            # Without the constraint, XLA would copy the whole stack of layers to VMEM and back for each layer's call.
             keys, values = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (keys, values))
             caches = [pltpu.HBM(x.shape, x.dtype) for x in caches]
-        # In one array, the queries, keys and values are three blocks of columns.
+        # An array that holds queries, keys and values is passed three times, each time with another block of columns.
         inputs = columns * 3 if self.writes and len(columns) == 1 else columns
         number = len(scalars) + len(inputs) + 1
         results: list[Array] = pl.pallas_call(
@@ -282,7 +289,7 @@ class _Kernel:
         return pl.BlockSpec((1, self.new, width), lambda row, chunk, starts, layer: (row, 0, block))
 
     def _column_specs(self, fused: bool) -> list[pl.BlockSpec]:
-        """Returns the blocks of the queries, keys and values, which in one array are side by side."""
+        """Returns the block specs of queries, keys and values; if `fused`, they are side by side in one array."""
         keys = self.heads * self.size
         blocks = (self.groups, self.groups + 1) if fused else (0, 0)
         return [self._token_spec(self._query_width), *[self._token_spec(keys, b) for b in blocks if self.writes]]
@@ -295,7 +302,8 @@ class _Kernel:
 
     @property
     def _cache_spec(self) -> pl.BlockSpec:
-        # A chunk that is not needed names the chunk before it again, which is in VMEM already.
+        # Every chunk after the last visible one is replaced by the last visible one, which is in VMEM already. So
+        # nothing is copied for skipped chunks.
         def place(row: Any, chunk: Any, starts: Any, layer: Any) -> tuple[Any, ...]:
             chunk = jnp.minimum(chunk, self.last_chunk(starts[row]))
             return layer[0] * self.rows + row, 0, chunk
@@ -311,7 +319,10 @@ class _Kernel:
 
 
 def _run(kernel: _Kernel, starts: Any, layer: Any, *refs: Any) -> None:
-    """Runs the kernel's body for one row and chunk of slots, `refs` are those of `_Kernel.call`, in its order."""
+    """Runs the kernel for one row and one chunk of slots.
+
+    `refs` are the inputs, the outputs and the scratch arrays of `_Kernel.call`, in this order.
+    """
     parts = iter(refs)
     columns = list(islice(parts, 1 + 2 * kernel.writes))
     bias, keys, values, output = islice(parts, 4)
@@ -350,14 +361,14 @@ def _rows(kernel: _Kernel, unit: int) -> slice:
 
 
 def _load(kernel: _Kernel, ref: Any, column: Any) -> None:
-    """Copies a block's columns into a buffer of whole registers."""
+    """Copies a block's queries, keys or values to a float32 buffer whose rows are padded to whole registers."""
     if kernel.new < kernel.padded:
         ref[...] = jnp.zeros_like(ref)
     ref[0 : kernel.new] = column[0].astype(jnp.float32)
 
 
 def _precision(dtype: Any) -> Any:
-    # The product that moves new entries to their slots multiplies by one, which is exact at this precision.
+    # A product with zeros and ones moves new entries to their slots. This precision keeps float32 entries unchanged.
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
@@ -369,7 +380,7 @@ def dot(left: Array, right: Array, contracted: tuple[int, int] = (1, 0)) -> Arra
 
 
 def _columns(kernel: _Kernel, count: int, first: Any) -> Array:
-    """Returns the slots of some columns, int32 `[1, count]`."""
+    """Returns the slot indices of `count` columns from slot `first` on, int32 `[1, count]`."""
     columns: Array = jax.lax.broadcasted_iota(jnp.int32, (1, count), 1) + first
     return columns
 
@@ -428,7 +439,7 @@ def _unit(kernel: _Kernel, unit: int, chunk: Any, ref: Any) -> Array:
     x: Array = ref[unit * kernel.pair : (unit + 1) * kernel.pair].reshape(kernel.wide, kernel.chunk)
     if kernel.slots % kernel.chunk == 0:
         return x
-    # The last chunk reads beyond the array. What it reads there may be no number, and 0 times that is none either.
+    # The last chunk reads beyond the array. The values there may be NaN, which stays NaN even with a weight of zero.
     return jnp.where(_columns(kernel, kernel.chunk, chunk * kernel.chunk) < kernel.slots, x, jnp.zeros_like(x))
 
 
@@ -449,11 +460,11 @@ def _logits(kernel: _Kernel, unit: int, chunk: Any, queries: Any, keys: Any, bia
 
 
 def _query(kernel: _Kernel, head: int, place: int, queries: Any) -> Array:
-    """Returns a query head, `[padded, pair * K]`, at the columns of its key-value head; all others are zero."""
+    """Returns a query head, `[padded, pair * K]`, at the columns of its key-value head; other columns are zero."""
     if kernel.pair == 1:
         query: Array = queries[:, head * kernel.size : (head + 1) * kernel.size]
         return query
-    if kernel.groups == 1:  # the neighbours of a head are those of its key-value head: nothing moves
+    if kernel.groups == 1:  # query heads lie in the same order as key-value heads, so each is already in its columns
         first = head - place
         x = queries[:, first * kernel.size : first * kernel.size + kernel.wide]
     else:
@@ -462,12 +473,12 @@ def _query(kernel: _Kernel, head: int, place: int, queries: Any) -> Array:
 
 
 def _head_of(kernel: _Kernel) -> Array:
-    """Returns the key-value head of each of a unit's columns, int32 `[padded, pair * K]`."""
+    """Returns, for each column of a unit, the index of its key-value head in the unit, int32 `[padded, pair * K]`."""
     return jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, (kernel.padded, kernel.wide), 1), kernel.size)
 
 
 def _softmax(logits: Any, largest: Any, total: Any) -> Array:
-    """Replaces logits by weights relative to the largest logit so far; returns the factor of all earlier weights."""
+    """Replaces logits by weights relative to the largest logit so far; returns the factor for all earlier sums."""
     x, before = logits[...], largest[...]
     now = jnp.maximum(before, jnp.max(x, axis=-1, keepdims=True))
     scale = jnp.exp(before - now)

@@ -178,7 +178,7 @@ class DecoderModule(nn.Module):
         return self.encoder.encode(embed(tokens), real, fixed)
 
     def start(self, tokens: Array, real: Array) -> tuple[Encoded, Array]:
-        """Runs the encoder; returns what a cache holds of its output, and the mean `[B, E]` over real tokens."""
+        """Runs the encoder; returns its output as a cache holds it, and the output's mean over real tokens `[B, E]`."""
         states = self._encode(tokens, real, True)
         return Encoded(self.decoder.cross(states), real), mean_state(states, real)
 
@@ -207,7 +207,7 @@ class DecoderModule(nn.Module):
     ) -> tuple[LMOutput, Any]:
         """Feeds the first layer's inputs `[B, T, …]` of a block or of a draft tree's entries, as `extend` does.
 
-        The stack of layers also gets `more`.
+        `more` are further arguments of the stack of layers.
         """
         c, new = self.config, inputs.shape[1]
         # Tokens of a block have consecutive positions. The position of a tree's entry follows from its depth, so
@@ -237,8 +237,8 @@ class DecoderModule(nn.Module):
         if not ring:
             return _sees(positions, jnp.arange(slots)[None], window)
         new = positions.shape[1]
-        # The block's last token overwrites the slot of the position S before it. The block's first token must not need
-        # that position any more.
+        # The block's last token overwrites the slot of the position that is `S` before its own. That position must lie
+        # outside the window of the block's first token.
         if window is not None and new > slots - window + 1:
             raise ValueError(
                 f"a block of {new} tokens does not fit the ring of {slots} slots for a window of {window}: "
@@ -325,7 +325,7 @@ class DecoderLM(CachedModel[DecoderCache]):
         return DecoderCache(keys, values, consumed, summary, rings, encoded), states
 
     def _empty(self, rows: int, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        """Returns zeros for the keys and values of each layer with a cache, of `sizes` slots."""
+        """Returns zeros for the keys and values of each layer with a cache; `sizes` are their numbers of slots."""
         c = self.config
         keys: tuple[Array, ...] = ()
         values: tuple[Array, ...] = ()

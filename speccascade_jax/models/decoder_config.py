@@ -1,4 +1,4 @@
-"""Configurations of decoder-only models: Gemma, Llama, Mistral, Mixtral, Qwen and SmolLM3 differ in them only.
+"""Configurations of decoder-only models. Gemma, Llama, Mistral, Mixtral, Qwen and SmolLM3 differ only in them.
 
 T5Gemma is an encoder-decoder of the same layers. Published sizes are in `models.decoder_presets`.
 """
@@ -17,7 +17,8 @@ ACTIVATIONS = ("gelu", "silu")
 PAIRINGS = ("halves", "adjacent")
 KINDS = ("local", "global", "unrotated")
 LATER = {"later": True}
-"""Metadata of options that are newer than stored models, whose texts and hashes omit options with default values."""
+"""Metadata of options that were added after models had been stored. A configuration's text and hash contain such an
+option only if it differs from its default, so the hashes of stored models stay valid."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,21 @@ class DecoderConfig:
         rope_factor: number that the rotary frequencies are divided by (linear scaling; Chen et al., 2023).
         local_rope_base: base of local layers, whose frequencies are not scaled (Gemma 3); `None`: all layers have the
             same frequencies.
-        qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3).
         num_experts: number of experts of a mixture-of-experts layer (`models.experts`); 0: every feed-forward is dense.
         experts_per_token: number of experts that each token chooses; expert_d_ff: number of hidden units of an expert.
         norm_expert_weights: whether the weights of a token's experts are divided by their sum (Qwen 3, Mixtral).
-        dense_layers: numbers of the layers whose feed-forward is dense although there are experts, from 0.
+        dense_layers: indices, from 0, of the layers that have a dense feed-forward although the model has experts.
         parallel_experts: whether layers of experts also have a dense feed-forward, whose output is added to that of the
             experts; the router then has a norm, and each expert a stored factor (Gemma 4).
-        rope_share: share of the coordinate pairs that rotate in layers that are not local, the first ones; their
-            frequencies are those of a whole head (Gemma 4).
+        rope_share: in layers that are not local, only this share of the coordinate pairs rotates, the first ones. They
+            have the frequencies that they would have if all pairs rotated (Gemma 4).
         qk_norm: whether each head's queries and keys have a norm before they rotate (Qwen 3, Gemma 3); value_norm:
             whether its values have a norm without a scale (Gemma 4).
         global_head_dim, global_kv_heads: sizes of layers that are not local; `None` means those of local layers.
-        keys_as_values: whether layers that are not local have no kernel of values, and use their keys before norm and
-            rotation.
-        kv_layers: number of layers, the first ones, that have keys and values; each later layer attends to those of the
-            last of them of its kind, and has no cache. `None` means all.
+        keys_as_values: whether layers that are not local have no value projection: their values are their keys before
+            norm and rotation.
+        kv_layers: only the first `kv_layers` layers have keys, values and a cache. Each later layer attends to the keys
+            and values of the last of these layers that has the same kind. `None` means that all layers have them.
         shared_d_ff: width of the feed-forward of these later layers; `None` means `d_ff`.
         layer_input: width of a further embedding of each token that each layer reads (Gemma 4's small sizes); `None`
             means that there is none.
@@ -252,18 +252,24 @@ class DecoderConfig:
             raise ValueError(f"rope_share is {self.rope_share}: give a number above 0 and at most 1")
         for name in ("local_rope_base", "query_scale") if self.global_head_dim and "local" in self.pattern else ():
             if getattr(self, name) is None:
-                raise ValueError(f"global_head_dim is set, but {name} is not: its default depends on a single head_dim")
-        # A layer without keys reads those of a layer with its window and rotation, so its kind must occur before.
-        # A damaged file may claim 2³¹ layers, which no list of all layers can hold, so others are not listed here.
+                raise ValueError(
+                    f"global_head_dim is {self.global_head_dim}, but {name} is not set, and its default is meant for "
+                    f"layers of one head_dim: give {name}"
+                )
+        # A layer without keys reads those of an earlier layer with the same window and rotation, so its kind must occur
+        # among the first `kv_layers` layers. The kinds of all layers are listed only for this check, because a damaged
+        # file may claim 2³¹ layers.
         listed = self.kinds if self.kv_layers else ()
         if lost := set(listed[self.num_caches :]) - set(listed[: self.num_caches]):
             raise ValueError(
-                f"kv_layers is {self.kv_layers}, but no layer before it is {min(lost)!r}: give a larger number"
+                f"kv_layers is {self.kv_layers}, but a later layer is {min(lost)!r}, and none of the first "
+                f"{self.kv_layers}: give a larger number"
             )
         if self.scan_layers and not self.alike:
             mixed = f" (layers {self.dense_layers} have no experts)" if self.dense_layers else ""
             raise ValueError(
-                f"scan_layers=True, but this model's layers have parameters of different shapes{mixed}: leave it out"
+                f"scan_layers=True, but this model's layers have parameters of different shapes{mixed}: leave "
+                "scan_layers out"
             )
 
     @property
@@ -324,7 +330,7 @@ class DecoderConfig:
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """For each layer, the number of the layer whose keys and values it attends to."""
+        """For each layer, the index of the layer whose keys and values it attends to."""
         last: dict[str, int] = {}
         for number, kind in enumerate(self.kinds[: self.num_caches]):
             last[kind] = number
@@ -332,17 +338,17 @@ class DecoderConfig:
 
     @property
     def period(self) -> int:
-        """Number of layers in a group of the scan, which has a layer of every kind."""
+        """Number of layers in a group of the scan: one repetition of `pattern`."""
         return max(1, min(len(self.pattern), self.num_layers))
 
     @property
     def places(self) -> tuple[int | None, ...]:
-        """The windows of the layers that have separate caches: in a scan those of one group, else all with a cache."""
+        """The window of each layer with a cache or, if the layers run in a scan, of each layer of one group."""
         return self.windows[: self.period if self.scanned else self.num_caches]
 
     @property
     def rotations(self) -> tuple[str, ...]:
-        """For each of `places`, the kind of layer whose rotary frequencies its layers have (`frequencies`)."""
+        """For each of `places`, the kind for which `frequencies` returns the rotary frequencies of its layers."""
         kinds = self.kinds[: self.period if self.scanned else self.num_caches]
         # Kinds with equal frequencies get one name, so that their angles are computed once (`turns_by_place`).
         return tuple("global" if kind == "local" and self.local_rope_base is None else kind for kind in kinds)
@@ -368,7 +374,7 @@ class DecoderConfig:
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         if rotation == "unrotated":
             return np.zeros_like(exponents)
-        # Local layers never see far, so scaling for longer sequences leaves them out.
+        # The scaling for longer sequences does not apply to local layers, because their window does not grow.
         if rotation == "local":
             return 1.0 / np.float32(self.local_rope_base) ** exponents
         frequencies = 1.0 / np.float32(self.rope_base) ** exponents / np.float32(self.rope_factor)
@@ -378,13 +384,13 @@ class DecoderConfig:
 
 
 def parameter_shapes(c: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter by its name, with the layers' parameters separate.
+    """Returns the shape of every parameter by its name, with separate parameters for each layer.
 
     The names are those of T5X's decoder-only models, with further names for biases and post-norms.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (c.num_embeddings, c.d_model)}
     if c.layer_input:
-        # A table's row holds a token's embeddings for all layers, so one lookup serves all of them.
+        # A row of the table holds a token's embeddings for all layers, so one lookup serves all layers.
         width = c.num_layers * c.layer_input
         shapes |= {"layer_inputs/embedder/embedding": (c.num_embeddings, width)}
         shapes |= {"layer_inputs/projection/kernel": (c.d_model, width), "layer_inputs/norm/scale": (c.layer_input,)}

@@ -46,7 +46,7 @@ def _qwen25(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfi
 
 
 def _gemma1(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfig:
-    # Without Gemma 2's windows, caps and norms after each block.
+    # Gemma 1 has none of Gemma 2's windows, soft caps and post-norms.
     base = _gemma2(layers, d, heads, kv, 256, d_ff, 256)
     return dataclasses.replace(
         base, post_norms=False, query_scale=None, attention_cap=None, output_cap=None, window=None, pattern=("global",)
@@ -54,12 +54,12 @@ def _gemma1(layers: int, d: int, heads: int, kv: int, d_ff: int) -> DecoderConfi
 
 
 def _t5gemma(encoder: DecoderConfig, decoder: DecoderConfig | None = None) -> DecoderConfig:
-    # Its decoding starts from BOS.
+    # T5Gemma's decoder starts from BOS, which is id 2.
     return dataclasses.replace(decoder or encoder, encoder=encoder, start_id=2)
 
 
 def _t5gemma2(*sizes: int, **options: Any) -> DecoderConfig:
-    # The frequencies of global layers are stretched at every size, unlike those of Gemma 3.
+    # T5Gemma 2 divides the rotary frequencies of global layers at every size, Gemma 3 only at the larger sizes.
     base = _gemma3(*sizes, rope_factor=8.0, **options)
     pair = _t5gemma(dataclasses.replace(base, centered_window=True), base)
     return dataclasses.replace(pair, merged_attention=True, shared_embedding=True)
@@ -75,12 +75,13 @@ def _gemma3(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **
     return dataclasses.replace(base, **family | options)
 
 
-# The larger sizes also read images. Their embeddings have 64 more rows, and frequencies of global layers are stretched.
+# Gemma 3's larger sizes also read images, so their embeddings have 64 more rows. They also divide the rotary
+# frequencies of global layers.
 _GEMMA3_LARGE = {"vocab_size": 262_208, "num_embeddings": 262_208, "rope_factor": 8.0, "max_length": 131_072}
 
 
 def _gemma4(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **options: Any) -> DecoderConfig:
-    # Norms multiply by the stored scale itself. The norms of queries and keys take the place of a factor.
+    # Gemma 4's norms multiply by the stored scale, without an offset. Its queries have a norm instead of a factor.
     family: dict[str, Any] = {
         "norm_offset": 0.0, "query_scale": 1.0, "output_cap": 30.0, "max_length": 262_144, "rope_share": 0.25,
         "value_norm": True, "global_head_dim": 512, "output_scale": True,
@@ -88,13 +89,13 @@ def _gemma4(layers: int, d: int, heads: int, kv: int, d_ff: int, window: int, **
     return _gemma3(layers, d, heads, kv, d_ff, window, **family | options)
 
 
-# The small sizes: each layer reads an embedding of its own, and the last layers share keys and values.
+# In Gemma 4's small sizes, each layer reads a separate embedding of the token, and later layers share keys and values.
 _GEMMA4_SMALL = {"layer_input": 256, "max_length": 131_072}
 _GEMMA4_EXPERTS = {
     "num_experts": 128, "experts_per_token": 8, "expert_d_ff": 704, "norm_expert_weights": True,
     "parallel_experts": True,
 }  # fmt: skip
-"""The size with a mixture of experts beside each dense feed-forward."""
+"""Options of the Gemma 4 size that has a mixture of experts beside each dense feed-forward."""
 
 
 def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> DecoderConfig:
@@ -106,7 +107,7 @@ def _qwen3(layers: int, d: int, heads: int, d_ff: int, tied: bool = False) -> De
 
 
 def _qwen3_moe(layers: int, d: int, heads: int, d_ff: int, expert_d_ff: int) -> DecoderConfig:
-    # No layer is dense, so d_ff is the size of no feed-forward.
+    # No layer has a dense feed-forward, so d_ff is not used.
     experts: dict[str, Any] = {"num_experts": 128, "experts_per_token": 8}
     experts |= {"expert_d_ff": expert_d_ff, "norm_expert_weights": True}
     return dataclasses.replace(_qwen3(layers, d, heads, d_ff), num_kv_heads=4, **experts)

@@ -68,8 +68,8 @@ class Turns(NamedTuple):
     """Cosines and sines of the angles of rotary positions, float32 `[B or 1, T, 1, K / 2]`.
 
     Attributes:
-        cosine, sine: of the angle of each pair.
-        columns: for the kernel, a cosine and a signed sine for each column of the fused `qkv` product on a device,
+        cosine, sine: for the angle of each pair of coordinates.
+        columns: for the TPU kernel, a cosine and a signed sine for each column of the fused `qkv` product on a device,
             `[B or 1, T, (N + 2 n) K]` (`with_columns`).
     """
 
@@ -124,7 +124,10 @@ def rotate(x: Array, by: Turns, pairs: str) -> Array:
 
 
 def rotate_columns(x: Array, cosine: Array, sine: Array, size: int) -> Array:
-    """Returns what `rotate` returns for pairs of "halves" and heads side by side, `x` `[B, T, heads * K]`."""
+    """Applies rotary positions, as `rotate` does for pairs of "halves", to heads side by side.
+
+    `x` is `[B, T, heads * K]`, `size` is `K`, and `cosine` and `sine` are those of `Turns.columns`.
+    """
     x32, half = x.astype(jnp.float32), size // 2
     is_first = jnp.arange(x.shape[-1]) % size < half
     other = jnp.where(is_first, jnp.roll(x32, -half, -1), jnp.roll(x32, half, -1))
@@ -154,7 +157,7 @@ def norm(config: DecoderConfig) -> RMSNorm:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions; `number` is that of the layer, which its sizes depend on.
+    """Grouped-query attention with rotary positions; `number` is the index of the layer, on which the sizes depend.
 
     If the parameters hold one `qkv` kernel instead of three (`layers.fuse`), one matrix product computes the queries,
     keys and values.
@@ -184,7 +187,10 @@ class Attention(nn.Module):
         return states[0], None if len(states) == 1 else (states[1], states[2])
 
     def _projected(self, x: Array, by: Turns, split: Callable[..., tuple[Array, ...]], layout: P) -> tuple[Array, ...]:
-        """Returns what `split` makes of the products of `x` with the layer's kernels, each with this layout."""
+        """Multiplies `x` by the layer's query, key and value kernels; returns the results of `split` on the products.
+
+        `split` runs on each device's columns, and its results have this layout on the mesh.
+        """
         # If all rows share the angles (whole sequences from position 0), their first axis is 1 and cannot be sharded.
         turned = P(DATA if by.cosine.shape[0] > 1 else None)
         # The scales of the norms are the same for all heads, so every device holds them.
@@ -210,7 +216,10 @@ class Attention(nn.Module):
         return split(tuple(jnp.split(x, (first, second), axis=-1)), *shared)
 
     def _split(self, projected: tuple[Array, ...], *shared: Array) -> tuple[Array, ...]:
-        """Returns the layer's queries and, if it has them, its keys and values, from products with its kernels."""
+        """Returns the queries and, if the layer has them, the keys and values as a cache holds them.
+
+        `projected` are the products with the kernels; `shared` are the cosines, the sines and the norms' scales.
+        """
         query, *rest = self._turned(projected, *shared)
         return self._grouped(query), *(self._cached(*rest) if rest else ())
 
@@ -234,7 +243,7 @@ class Attention(nn.Module):
         return [query, rotate(parts[1], by, c.rope_pairs), value]
 
     def _grouped(self, query: Array) -> Array:
-        """Returns the queries `[B * n, g * T, K]` of heads `[B, T, N, K]`."""
+        """Returns the queries `[B, T, N, K]` grouped by key-value head, `[B * n, g * T, K]`."""
         # [B, T, n, g, K] -> [B, n, g, T, K]: the g query heads that share a key head become neighbours. One matrix
         # product per key head then serves all of them, and keys are never repeated.
         rows, new, _, size = query.shape
@@ -243,7 +252,7 @@ class Attention(nn.Module):
         return query.reshape(rows * heads, -1, size)
 
     def _cached(self, key: Array, value: Array) -> KeysValues:
-        """Returns the keys `[B * n, K, S]` and values `[B * n, S, K]` of `[B, S, n, K]`, or of `[B, S, n * K]`."""
+        """Returns keys and values `[B, S, n, K]` or `[B, S, n * K]` in the layouts of `DecoderCache`."""
         (rows, slots), size = key.shape[:2], self.sizes.head_dim
         key, value = (x.reshape(rows, slots, -1, size) for x in (key, value))
         key = key.transpose(0, 2, 3, 1).reshape(-1, size, slots)
@@ -269,22 +278,28 @@ class Attention(nn.Module):
         return local(self._cached, (COLUMNS, COLUMNS), (HEADS, HEADS))(self.key(x), self.value(x))
 
     def in_cache(self, x: Array, by: Turns, slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
-        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
+        """Writes the keys and values of `x` `[B, T, E]` into a cache, and attends to the cache, in one kernel.
+
+        Returns the attention's output `[B, T, E]`, and the cache's keys and values (`Slots.write`).
+        """
         mixed, written = self.mixed(self._new_columns(x, by), slots, mask)
         return self.out(mixed), written
 
     def mixed(self, columns: tuple[Array, ...], slots: Slots, mask: Array) -> tuple[Array, KeysValues]:
-        """Returns the attention `[B, T, N K]` of a block's projections to a cache, and the cache (`Slots.attend`)."""
+        """Returns a block's attention to a cache before the output projection, `[B, T, N K]`, and the cache.
+
+        `columns` are the block's projections (`Slots.attend`).
+        """
         return slots.attend(columns, _bias(mask), **self._kernel_sizes)
 
     def link(self, norm: Norm, by: Turns) -> Link:
-        """Returns the fused product as a link of a chain, whose result is that of `_turned_columns`."""
+        """Returns the product with the fused `qkv` kernel as a link of a chain; it computes `_turned_columns`."""
         assert by.columns is not None
         rotation = Rotation(*by.columns, self.sizes.head_dim, self.config.scale, self.widths[0] // shards())
         return self.qkv.link(norm=norm, rotation=rotation)
 
     def _new_columns(self, x: Array, by: Turns) -> tuple[Array, ...]:
-        """Returns the kernel's input: queries, keys and values side by side in one array, or as three arrays."""
+        """Returns the attention kernel's input: queries, keys and values, in one array side by side or in three."""
         if by.columns is None or not self.has_variable("params", "qkv"):
             return self._projected(x, by, self._columns, COLUMNS)
         rows = P(DATA if by.cosine.shape[0] > 1 else None)
@@ -352,7 +367,7 @@ def attend(c: DecoderConfig, sizes: LayerSizes, queries: Array, parts: tuple[Key
     new, slots = mask.shape[1:]
     # The sum over head_dim, the cap and the softmax use float32, because in bfloat16 close logits would become equal.
     products = [jnp.einsum("nqk,nks->nqs", queries, keys, preferred_element_type=jnp.float32) for keys, _ in parts]
-    # The logits of the parts are joined, not their keys, because every call would copy those of the cache.
+    # The logits of the parts are joined, not their keys, because every call would then copy the cache's keys.
     logits = jnp.concatenate(products, axis=-1)
     # The cap is applied before the mask. After the mask, it would limit masked logits to about -50, and masked slots
     # would get weight.
@@ -388,12 +403,12 @@ class FeedForward(nn.Module):
 
 
 class Beside(NamedTuple):
-    """Inputs of a layer beside the state of its tokens, in the models that have them.
+    """Inputs of a layer in addition to the hidden states of its tokens; `None` in models without them.
 
     Attributes:
-        cross: what attention reads of the encoder, if the model has one.
+        cross: the encoder's output or its keys and values, if the model has an encoder.
         shared: the keys and values of an earlier layer, if the layer has none.
-        layer_input: `[B, T, I]`, the layer's own input (`LayerInputs`).
+        layer_input: `[B, T, I]`, the layer's part of `LayerInputs`.
     """
 
     cross: Cross | None = None
@@ -405,12 +420,15 @@ ALONE = Beside()
 
 
 class LayerInputs(nn.Module):
-    """Inputs that each layer reads beside its own: the token's embedding for the layer, and one of its embedding."""
+    """Additional inputs of the layers, one for each layer and token.
+
+    Each is the sum of a separate embedding of the token for this layer and a projection of the token's usual embedding.
+    """
 
     config: DecoderConfig
 
     def setup(self) -> None:
-        """Creates the further embedding, the projection of the first one, and their norm."""
+        """Creates the layers' embedding, the projection of the usual embedding, and the projection's norm."""
         c = self.config
         width = c.num_layers * (c.layer_input or 0)
         self.embedder = Embed(c.num_embeddings, width, c.dtype)
@@ -426,7 +444,7 @@ class LayerInputs(nn.Module):
         looked_up = self.embedder(tokens) * jnp.asarray(math.sqrt(width or 0), embedded.dtype)
         projected = self.projection(embedded) * jnp.asarray(self.config.d_model**-0.5, embedded.dtype)
         projected, looked_up = (x.reshape(*x.shape[:2], -1, width) for x in (projected, looked_up))
-        # The sum of two independent parts has the variance of both together, so √0.5 keeps that of one part.
+        # The variance of a sum of two independent parts is the sum of their variances. √0.5 restores that of one part.
         return (self.norm(projected) + looked_up) * jnp.asarray(math.sqrt(0.5), embedded.dtype)
 
 
@@ -445,8 +463,8 @@ class DecoderLayer(nn.Module):
 
     If the model has an encoder, cross-attention comes between attention and feed-forward, or attention reads the
     encoder's output too (`DecoderConfig.merged_attention`). In Gemma 4's small sizes, a gated product with the layer's
-    own input follows (`LayerInputs`). In its size with experts, a mixture of experts is beside the feed-forward: it
-    reads the same state, and both have norms of their own.
+    additional input follows (`LayerInputs`). In Gemma 4's size with experts, a mixture of experts is parallel to the
+    feed-forward: both read the same state, each through a separate norm.
     """
 
     config: DecoderConfig
@@ -459,7 +477,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def parallel(self) -> bool:
-        """Whether a mixture of experts is beside a dense feed-forward."""
+        """Whether the layer has a mixture of experts in parallel to a dense feed-forward."""
         return self.config.parallel(self.number)
 
     def setup(self) -> None:
@@ -489,8 +507,8 @@ class DecoderLayer(nn.Module):
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values that it attended to.
 
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
-        its slots. The result then has those of the whole cache (`Slots.write`). If `fixed` is true, no gradients of the
-        parameters are needed. `beside` holds what the layer reads beside `x`.
+        its slots. The returned keys and values are then those of the whole cache (`Slots.write`). If `fixed` is true,
+        no gradients of the parameters are needed. `beside` holds the layer's inputs in addition to `x`.
         """
         if slots is not None and self.fits_kernels(self.variables["params"], x, by, slots, beside):
             return self._in_kernels(x, by, mask, slots)
@@ -498,22 +516,22 @@ class DecoderLayer(nn.Module):
 
     @nn.nowrap
     def fits_kernels(self, params: Params, x: Array, by: Turns, slots: Slots, beside: Beside) -> bool:
-        """Returns whether kernels for TPUs compute attention, and products with the norms and sums around them."""
+        """Returns whether TPU kernels can compute the layer: its attention, and its products with norms and sums."""
         c, sizes = self.config, self.config.layer(self.number)
         usual = not (self.sparse or self.parallel or c.qkv_bias or c.has_cross_attention or c.layer_input)
         attends = beside.cross is None and slots.fits(x.shape[1], query_heads=c.num_heads)
         if not (platforms.uses_kernels() and usual and attends and by.columns is not None):
             return False
-        # The kernels need fused columns, as `fuse` prepares them.
+        # The kernels need the fused matrices that `layers.fuse` prepares.
         fused = "qkv" in params["self_attention"] and "wi_01" in params["mlp"]
         inputs = c.d_model, c.num_heads * sizes.head_dim // shards(), sizes.d_ff // shards(), by.columns[0].shape[-1]
         return fused and computes_around(params, x, inputs)
 
     @nn.nowrap
     def _in_kernels(self, x: Array, by: Turns, mask: Array, slots: Slots) -> tuple[Array, KeysValues]:
-        """Returns what a call with a cache returns; three kernels compute it (on a mesh, five)."""
+        """Applies the layer with a cache, as a call does, in three kernels (on a mesh, five)."""
         c, attention = self.config, self.self_attention
-        # A norm is not applied here, but by the product after it, or by the sum after a product.
+        # The norms are not applied here: a kernel computes a norm together with the product or the sum that follows it.
         first, last = self.pre_self_attention_layer_norm.in_kernel(), self.pre_mlp_layer_norm.in_kernel()
         # A post-norm reads a layer's complete output, so on a mesh it follows the sum over devices.
         posts: tuple[Norm | None, ...] = (None, None)
@@ -536,7 +554,10 @@ class DecoderLayer(nn.Module):
         fixed: bool = False,
         beside: Beside = ALONE,
     ) -> tuple[Array, KeysValues]:
-        """Applies the layer as a call does; queries, keys and values are computed from `inputs` `[B, T, …]`."""
+        """Applies the layer as a call does, but computes queries, keys and values from `inputs` `[B, T, …]`.
+
+        A call passes the normalized `x` as `inputs`; an EAGLE-3 head passes embeddings and states.
+        """
         c = self.config
         y, written = self._to_self(inputs, by, mask, slots, beside)
         x = x + (self.post_self_attention_layer_norm(y) if c.post_norms else y)
@@ -624,10 +645,10 @@ class Stack(nn.Module):
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns the normalized hidden states `[B, T, E]`, and the keys and values that each layer attended to.
 
-        Each layer with a cache has its turns, mask and slots. If the layers run in a scan, these, keys and values have
-        one entry for each place in a group of layers (`models.stacks`) instead of one for each layer. If `fixed` is
-        true, no gradients of the parameters are needed, and a scan reads them in place. `layer_inputs` are those of
-        `LayerInputs`.
+        `by`, `masks` and `slots` have one entry for each layer with a cache, as have the returned keys and values. If
+        the layers run in a scan, all of these have one entry for each place in a group of layers (`models.stacks`). If
+        `fixed` is true, no gradients of the parameters are needed, and a scan reads the parameters in place.
+        `layer_inputs` are those of `LayerInputs`.
         """
         if slots is not None:
             by = self._by_columns(by, slots, x.shape[1])
@@ -641,7 +662,7 @@ class Stack(nn.Module):
     def _by_columns(self, by: tuple[Turns, ...], slots: tuple[Slots, ...], new: int) -> tuple[Turns, ...]:
         """Returns the turns, with `columns` where the kernel reads the fused products of a block of `new` tokens."""
         c = self.config
-        # A norm of a head's columns needs the heads apart.
+        # The norm of a single head needs the heads on an axis of their own, which a fused product does not have.
         if c.qk_norm or c.value_norm or c.rope_pairs != "halves":
             return by
         heads = [(sizes.kv_heads // shards(), c.num_heads // shards()) for sizes in map(c.layer, range(len(by)))]
@@ -701,7 +722,7 @@ class Stack(nn.Module):
         layer = self._scanned_layer()
         tiled = tiled_scales(self.stack) if fixed and slots is not None and platforms.uses_kernels() else None
         if slots is not None and encoded is None:
-            # The loop would compute the biases in every iteration.
+            # The biases are computed before the loop, which would otherwise compute them in every iteration.
             biases = jax.lax.optimization_barrier(tuple(map(_bias, masks)))
             fit = [place.fits(x.shape[1], query_heads=c.num_heads) for place in slots]
             masks = tuple(bias if fits else mask for fits, bias, mask in zip(fit, biases, masks, strict=True))
@@ -743,7 +764,7 @@ def _of_layer(encoded: Encoded, number: Any, stacked: bool = False) -> Cross:
 
 
 class Encoder(Stack):
-    """Encoder: a stack of layers that see tokens on both sides and, unless it has the decoder's, an embedding."""
+    """Encoder: a stack of layers that see tokens on both sides, and an embedding unless it shares the decoder's."""
 
     last_norm: ClassVar[str] = "encoder_norm"
 
@@ -769,12 +790,15 @@ class Encoder(Stack):
 
 
 def near(c: DecoderConfig, positions: Array, window: int | None) -> Array:
-    """Returns which positions `[N]` each of them sees in a layer of an encoder, bool `[N, N]`; `None` means all."""
+    """Returns which of the positions `[N]` each position sees in an encoder layer with this window, bool `[N, N]`.
+
+    If the window is `None`, each position sees all of them.
+    """
     back = positions[:, None] - positions
     if window is None:
         return jnp.ones_like(back, bool)
-    # A centered window counts the tokens on both sides, of which the later side has one more if their number is even.
-    # Any other counts those on either side, as in release 5 of transformers. Gemma's own code and release 4 leave out
-    # the farthest of them.
+    # A centered window counts all visible tokens; if it is even, one more token after the current one than before it.
+    # Any other window counts the tokens on each side, as transformers 5 does. Gemma's own code and transformers 4 leave
+    # out the farthest token on each side.
     behind, ahead = ((window - 1) // 2, window // 2) if c.centered_window else (window, window)
     return (back <= behind) & (-back <= ahead)

@@ -6,7 +6,7 @@ states after several layers. After drafted tokens, which the target has not read
 
 So the cache of a head has one entry per token, as a target's has. Entries of committed tokens come from the target's
 states, and those of drafted tokens last for one round: after verification, `read` writes the entries of kept tokens
-again. The first token has no state before it. Its entry is seen by itself alone.
+again. The first token has no state before it. Only the first token itself sees its entry.
 
 The output layer has only the tokens of the draft vocabulary. All other tokens get the logit -inf, so `q` is exactly the
 distribution from which tokens are drawn.
@@ -51,7 +51,8 @@ class Eagle3Config(DecoderConfig):
         has_embedding: whether the head stores an embedding; otherwise it uses the target's.
 
     Raises:
-        ValueError: as `DecoderConfig`, and if `target_ids` has not `draft_vocab_size` different ids of the target.
+        ValueError: as for `DecoderConfig`, or `target_ids` does not hold `draft_vocab_size` different ids of the
+            target.
     """
 
     draft_vocab_size: int
@@ -77,7 +78,7 @@ class Eagle3Config(DecoderConfig):
             )
 
     def __repr__(self) -> str:
-        # The ids are many, so a hash stands for them; fingerprints hash this text.
+        # There may be tens of thousands of ids, so the text holds only their hash. Fingerprints hash this text.
         digest = hashlib.blake2b(json.dumps(self.target_ids).encode(), digest_size=8).hexdigest()
         return f"Eagle3Config(target_ids={digest}, {super().__repr__().removeprefix('DecoderConfig(')}"
 
@@ -114,8 +115,8 @@ class HeadCache:
     Attributes:
         keys: per layer `[B * n, K, S]`; values: per layer `[B * n, S, K]`. Slot `t` is for the token at position `t`.
         length: int32 `[B]`, the number of tokens that each row has consumed.
-        states: `[B, W, E]`. Between rounds and in a block, `W` is 1: the state before the next token. While a tree is
-            drafted, the head's states at the entries that it was fed.
+        states: `[B, W, E]`. Between rounds and while a block is drafted, `W` is 1: the state before the next token.
+            While a tree is drafted, they are the head's states after the `W` entries that it was fed.
         rings: False for every layer (static).
     """
 
@@ -263,7 +264,7 @@ class Eagle3(CachedModel[HeadCache]):
 
     @property
     def about(self) -> str:
-        """Describes which tokens it drafts, and which states of its target it reads."""
+        """Description of the tokens that the head drafts, and of the target's states that it reads."""
         c = self.config
         layers = f"layers {', '.join(map(str, c.layers))}" if c.layers else f"{c.fused} layers"
         return (
@@ -312,10 +313,10 @@ class Eagle3(CachedModel[HeadCache]):
             )
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> HeadCache:
-        """Raises a `ValueError`, because a head cannot write without its target."""
+        """Raises a `ValueError`, because a head cannot generate without its target."""
         raise ValueError(
-            "an EAGLE-3 head drafts from the hidden states of its target, and only for this target: it cannot write "
-            "alone, verify drafts, be a tail, or have block_size='auto'"
+            "an EAGLE-3 head drafts from the hidden states of its target, and only for this target: use it as a draft; "
+            "it cannot generate alone, verify drafts, be the setting `tail`, or have block_size='auto'"
         )
 
     def begin(self, params: Params, prompt: Prompt, hidden: Array, max_len: int) -> HeadCache:
@@ -351,8 +352,8 @@ class Eagle3(CachedModel[HeadCache]):
             length: int32 `[B, 2]`, the rows' lengths before and after the round.
             active: bool `[B]`, the rows that took part; other rows keep their entries.
         """
-        # The pending token's entry stays, because drafting wrote it from a state of the target. The last new token is
-        # pending now, and the next round reads it, so the entries end one token before the row does.
+        # The entry of the token that was pending stays, because drafting wrote it from a state of the target. The last
+        # new token is pending now: the next round reads it, so the entries end one token before the row does.
         begin, end = jnp.where(active[:, None], length - jnp.asarray([0, 1]), cache.length[:, None]).T
         states = self._apply(params, hidden, method="fuse")
         fed = self._fed(params, self.rollback(cache, begin), tokens, states, end)

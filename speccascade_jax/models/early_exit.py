@@ -30,7 +30,7 @@ class EarlyExit:
     `exit_params` returns the parameters of an exit.
 
     Attributes:
-        of: the whole model, which the layers belong to.
+        of: the whole model, whose first layers the exit uses.
         layer: number of decoder layers; 0 exits right after the embedding.
         own_head: whether the exit has a separate output head; otherwise it uses the whole model's.
 
@@ -51,7 +51,7 @@ class EarlyExit:
     def model(self) -> Model:
         """The model with the first `layer` decoder layers only."""
         # A separate head is an untied output layer, even if the whole model's output layer is tied.
-        # The exit's layers have the layout of the whole model's, however few they are.
+        # The layers run in a scan exactly if the whole model's do, however few they are: they share its parameters.
         layout = {"scan_layers": True} if self.of.config.scanned else {}
         config = replace(self.of.config, **{_layers(self.of): self.layer}, **layout)
         cut: Model = replace(self.of, config=replace(config, tied=False) if self.own_head else config)

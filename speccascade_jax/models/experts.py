@@ -65,7 +65,7 @@ class Router(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> tuple[Array, Array]:
-        """Returns the weights float32 and the numbers int32 of the experts that each token chose, `[B, T, k]`."""
+        """Returns the weights float32 and the indices int32 of the experts that each token chose, `[B, T, k]`."""
         c = self.config
         if c.parallel_experts:
             # The factor undoes the growth of the logits with the width.
@@ -116,7 +116,7 @@ class Experts(nn.Module):
         Args:
             x: the experts' input, `[B, T, E]`.
             weights: float32 `[B, T, k]`, the factor of each chosen expert's output.
-            chosen: int32 `[B, T, k]`, the numbers of the chosen experts, which differ for a token.
+            chosen: int32 `[B, T, k]`, the indices of the chosen experts; those of one token are all different.
             fixed: whether no gradients are needed; the loop over experts has none.
         """
         fused = self.has_variable("params", "wi_01")
@@ -129,17 +129,17 @@ class Experts(nn.Module):
     def _mix(self, fixed: bool, x: Array, weights: Array, chosen: Array, *kernels: Any) -> Array:
         rows, weights, chosen = (part.reshape(-1, part.shape[-1]) for part in (x, weights, chosen))
         mixed = self._mix_by_block if len(rows) > FEW or not fixed else self._mix_by_expert
-        # Each device has a part of the units, so the sum over devices is that over all units.
+        # Each device has computed the sum over its part of the hidden units; `summed` adds up these partial sums.
         return summed(mixed(rows, weights, chosen, kernels, fixed)).reshape(x.shape)
 
     def _mix_by_expert(self, x: Array, weights: Array, chosen: Array, kernels: Kernels, _: bool) -> Array:
-        """Returns float32 `[N, E]` by a loop over the chosen experts, each of which reads all tokens `[N, E]`."""
+        """Returns the mixture float32 `[N, E]` by a loop over the chosen experts; each reads all tokens `[N, E]`."""
         picks = chosen[..., None] == jnp.arange(self.config.num_experts)
-        # `picks` is [N, k, X]. The others become [X, N], so that the loop takes one row of them for each expert.
+        # `picks` is [N, k, X]. `picked` and `factors` are [X, N], so that the loop takes one row of them per expert.
         picked = picks.any(1).T
         factors = jnp.where(picks, weights[..., None], 0.0).sum(1).T
         used = picked.any(1)
-        # The numbers of the used experts come first.
+        # The indices of the used experts come first.
         order = jnp.argsort(~used, stable=True)
 
         def add(place: Array, total: Array) -> Array:
@@ -152,9 +152,9 @@ class Experts(nn.Module):
         return total
 
     def _mix_by_block(self, x: Array, weights: Array, chosen: Array, kernels: Kernels, fixed: bool) -> Array:
-        """Returns float32 `[N, E]` by products of blocks of tokens that chose the same expert.
+        """Returns the mixture float32 `[N, E]` by products of blocks of tokens that chose the same expert.
 
-        If gradients are needed, one product multiplies all blocks by copies of their experts.
+        If gradients are needed, one batched product multiplies all blocks by copies of their experts' kernels.
         """
         blocks = Blocks.of(chosen, self.config.num_experts, min(BLOCK, len(x)))
         factors = blocks.take(weights.reshape(-1, 1), blocks.assigned)
@@ -182,12 +182,14 @@ class Experts(nn.Module):
 
 
 class Blocks(NamedTuple):
-    """Blocks of `R` tokens that chose the same expert; there are as many as any choice could need.
+    """Blocks of `R` tokens that chose the same expert.
+
+    Shapes are static, so there are as many blocks as any choice of experts could need; some may be empty or part empty.
 
     Attributes:
-        assigned: int32 `[blocks, R]`, the place of each of a block's choices in the flattened `chosen`; the number of
-            choices where a block has no more.
-        tokens: int32 `[blocks, R]`, the tokens of these choices; the number of tokens where a block has no more.
+        assigned: int32 `[blocks, R]`, indices of choices in the flattened `chosen` `[N * k]`; `N * k` marks an empty
+            place of a block.
+        tokens: int32 `[blocks, R]`, the tokens that made these choices; `N` marks an empty place.
         experts: int32 `[blocks]`, the expert of each block.
         filled: int32, the number of blocks that are not empty; they come first.
     """
@@ -221,7 +223,7 @@ class Blocks(NamedTuple):
 
     @staticmethod
     def take(values: Array, places: Array) -> Array:
-        """Returns the rows of `values` at `places`; zeros where a block has no more choices."""
+        """Returns the rows of `values` at `places`; zeros for the empty places of a block."""
         rows: Array = values.at[places].get(mode="fill", fill_value=0)
         return rows
 
@@ -232,7 +234,7 @@ def activation(config: DecoderConfig) -> Callable[[Array], Array]:
 
 
 def _layout(kernel: Any, spec: P) -> Any:
-    """Returns the layout of kernels on a mesh, with those of a stack and its layer if they are in one."""
+    """Returns the layout of kernels on a mesh; for kernels in a stack, the layouts of the stack and the layer index."""
     return InStack(P(None, *spec), P()) if isinstance(kernel, InStack) else spec
 
 

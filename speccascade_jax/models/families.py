@@ -38,7 +38,7 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "t5": Family(T5Config, T5, t5_shapes, ("num_encoder_layers", "num_decoder_layers"), infer_t5),
-    # A head's classes are special cases of a decoder's, so its row comes first.
+    # The classes of heads are subclasses of the decoder's. Their rows come first, because the first match counts.
     "eagle3": Family(Eagle3Config, Eagle3, eagle3_shapes, ("num_layers",)),
     "gemma4_assistant": Family(AssistantConfig, Assistant, assistant_shapes, ("num_layers",)),
     "decoder": Family(DecoderConfig, DecoderLM, parameter_shapes, ("num_encoder_layers", "num_layers")),

@@ -96,10 +96,10 @@ class Shared(NamedTuple):
 
 
 def shared_with(c: AssistantConfig, of: DecoderConfig, cache: DecoderCache, new: int) -> dict[str, Shared]:
-    """Returns what layers of each kind read of the target, for `new` tokens after those of the target's cache."""
+    """Returns, for each kind of layer, its arguments from the target's cache when `new` draft tokens are read."""
     shared = {}
     for kind in dict.fromkeys(c.kinds):
-        # A window has one position more than in the target, and none of them is that of the token itself.
+        # A local layer sees one position more than the window. The token's own position is not one of them.
         window = None if c.window is None or kind != "local" else c.window + 1
         keys_values, seen = last_layer(of, cache, kind, window)
         rotation = "global" if kind == "local" and c.local_rope_base is None else kind
@@ -111,7 +111,7 @@ def shared_with(c: AssistantConfig, of: DecoderConfig, cache: DecoderCache, new:
 
 
 class Clusters(nn.Module):
-    """The ids of the vocabulary, one cluster after the other."""
+    """Table of the vocabulary's ids, ordered by cluster."""
 
     entries: int
 
@@ -119,8 +119,8 @@ class Clusters(nn.Module):
     def __call__(self, chosen: Array, clusters: int) -> Array:
         """Returns the ids `[B, T, A]` in the chosen clusters `[B, T, k]`."""
         ids = self.param("ids", lambda _: jnp.arange(self.entries, dtype=jnp.int32))
-        # All clusters have one size (`AssistantConfig`), so each row of the reshaped ids is a cluster. Programs that
-        # are compiled from shapes alone have no integers among their parameters.
+        # All clusters have one size (`AssistantConfig`), so each row of the reshaped ids is a cluster. The cast is for
+        # programs that are compiled from shapes alone (`memory_estimate.abstract`), whose parameters are all floats.
         return ids.astype(jnp.int32).reshape(clusters, -1)[chosen].reshape(*chosen.shape[:2], -1)
 
 
@@ -178,7 +178,7 @@ class AssistantModule(nn.Module):
         if c.num_centroids is None:
             return real_entries(self.token_embedder.attend(hidden), c.vocab_size)
         ids = self.decoder.candidates(hidden)
-        # Other tokens keep -inf. transformers gives them the least logit less 1, which depends on the whole batch.
+        # Other tokens keep -inf. transformers gives them the smallest logit minus 1, which depends on the whole batch.
         # Only the candidates' rows are read, some 4,000 of 262,144.
         products = jnp.einsum("bte,btae->bta", hidden, self.token_embedder(ids), preferred_element_type=jnp.float32)
         blank = jnp.full((*hidden.shape[:2], c.num_embeddings), -jnp.inf, products.dtype)
@@ -188,12 +188,12 @@ class AssistantModule(nn.Module):
 
 @flax.struct.dataclass
 class AssistantCache:
-    """The states of a block that is drafted; keys and values are in the target's cache.
+    """State of the assistant while it drafts a block or a tree; keys and values are in the target's cache.
 
     Attributes:
         length: int32 `[B]`, the number of tokens that each row has read, committed and drafted.
-        states: `[B, W, D]`. In a block, `W` is 1: the state before the next token. While a tree is drafted, the states
-            after the entries that were fed.
+        states: `[B, W, D]`. While a block is drafted, `W` is 1: the state before the next token. While a tree is
+            drafted, they are the states after the `W` entries that were fed.
     """
 
     length: Array
@@ -201,7 +201,7 @@ class AssistantCache:
 
 
 Weights = tuple[Params, Target]
-"""The parameters of an assistant, and the target that it reads; the parameters that `Assistant.extend` takes."""
+"""Argument `params` of `Assistant.extend`: the assistant's parameters, and the target whose cache it reads."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Assistant(DecoderLM):
 
     @property
     def about(self) -> str:
-        """Description of the tokens that it draws from, and of its target."""
+        """Description of the tokens that the assistant draws from, and of its target."""
         c = self.config
         size = c.num_embeddings if c.num_centroids is None else c.num_embeddings // c.num_centroids * c.active_centroids
         return (
@@ -261,7 +261,7 @@ class Assistant(DecoderLM):
                 f"the Gemma 4 assistant reads hidden states of width {c.target_width}, but the target's have width "
                 f"{of.d_model}: {_OTHER}"
             )
-        # The target's later layers share the keys and values of these, so there is no cache of theirs to read.
+        # Only these layers of the target have a cache to read; later layers share their keys and values.
         of_kinds = of.kinds[: of.num_caches]
         for number, kind in enumerate(c.kinds):
             if kind not in of_kinds:
@@ -282,14 +282,15 @@ class Assistant(DecoderLM):
         # The cache on a mesh holds the heads of each device, so a model that reads it must be split in the same way.
         if self.mesh != target.model.mesh:
             raise ValueError(
-                "the Gemma 4 assistant reads its target's cache, so it is split as its target is: leave out draft_whole"
+                "the Gemma 4 assistant reads its target's cache, so devices must split it as they split the target: "
+                "leave out draft_whole"
             )
 
     def prefill(self, params: Params, prompt: Prompt, max_len: int, max_rollback: int | None = None) -> DecoderCache:
-        """Raises a `ValueError`, because an assistant cannot write without its target."""
+        """Raises a `ValueError`, because an assistant cannot generate without its target."""
         raise ValueError(
-            "a Gemma 4 assistant drafts from the cache of its target, and only for this target: it cannot write alone, "
-            "verify drafts, be a tail, or have block_size='auto'"
+            "a Gemma 4 assistant drafts from the cache of its target, and only for this target: use it as a draft; it "
+            "cannot generate alone, verify drafts, be the setting `tail`, or have block_size='auto'"
         )
 
     def extend(self, params: Weights, cache: Any, tokens: Array) -> tuple[LMOutput, Any]:

@@ -79,9 +79,10 @@ class Slots(NamedTuple):
         return keys(self.keys, block[0], self.start), values(self.values, block[1], self.start)
 
     def fits(self, new: int, written: bool = True, query_heads: int | None = None) -> bool:
-        """Returns whether one kernel writes and attends to a block of `new` tokens (`attend`), or only attends.
+        """Returns whether one kernel can write and attend to a block of `new` tokens (`attend`).
 
-        `query_heads` is their number on all devices; `None`: as many as there are key-value heads.
+        If `written` is false, the kernel only has to attend. `query_heads` is the number of query heads on all devices
+        together; `None`: as many as there are key-value heads.
         """
         size, slots = self.keys.shape[-2:]
         groups = 1 if query_heads is None else query_heads // shards() // self._heads
@@ -145,12 +146,12 @@ class RMSNorm(nn.Module):
         return scale
 
     def in_kernel(self) -> Norm:
-        """Returns the norm for a kernel that computes it with a product; its scale exists, or is part of a stack."""
+        """Returns the norm in the form that fused kernels read; the parameter `scale` must exist already."""
         return Norm(self.get_variable("params", "scale"), self.epsilon, self.offset)
 
     @nn.nowrap
     def normalized(self, x: Array, scale: Array) -> Array:
-        """Normalises the last axis of `x` with this scale; uses no parameter, so it may run on each device's part."""
+        """Normalises the last axis of `x` with this scale; reads no parameter, so it can run on parts of `x`."""
         scale = scale.astype(jnp.float32)
         return (normalized(x, self.epsilon) * (self.offset + scale if self.offset else scale)).astype(self.dtype)
 
@@ -188,10 +189,10 @@ def cross_keys_values(
 
     Args:
         decoder: the module, with separate `layers` or a `stack` of their parameters.
-        layer: one of its layers, without a parent.
+        layer: a layer module without a parent, which is applied to each layer's part of the stack.
         depth: the number of layers.
         encoded: the encoder's output.
-        part: name of the attention that reads it.
+        part: name of the layers' attention module that reads the encoder's output.
     """
     if not decoder.config.scanned:
         return tuple(getattr(layer, part).keys_values(encoded) for layer in decoder.layers)

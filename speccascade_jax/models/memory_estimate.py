@@ -24,11 +24,11 @@ from speccascade_jax.models.experts import EXPERTS
 from speccascade_jax.models.families import family_of
 from speccascade_jax.models.t5 import T5
 
-# Parameters that `extend` never reads, because prefill applies them to the prompt and stores the results in the cache.
+# Names of the parameters that `extend` never reads: prefill applies them to the prompt and caches the results.
 _PROMPT_ALONE = re.compile(r"^encoder/|/relpos_bias/|/encoder_decoder_attention/(key|value)/")
 
 
-# Arrays of a cache that have no axis of heads, so the mesh's `model` axis does not split them.
+# Names of cache arrays without an axis of heads, which the mesh's `model` axis therefore does not split.
 _BY_ROWS = re.compile(r"length|cross_bias|summary|states|real")
 
 
@@ -106,7 +106,7 @@ def _cache(model: Any, params: Any, prompt: Prompt, length: int, most: int) -> A
 
 
 def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
-    """Returns the share of a parameter that tokens use, which is 1 except for experts (`experts_used`)."""
+    """Returns the share of a parameter that `tokens` tokens use; it is 1 except for experts (`experts_used`)."""
     c = model.config
     if f"/{EXPERTS}/" not in name or not isinstance(c, DecoderConfig):
         return 1.0
@@ -114,13 +114,13 @@ def _share(model: DecoderLM | T5, name: str, tokens: int) -> float:
 
 
 def experts_used(c: DecoderConfig, tokens: int) -> float:
-    """Returns how many experts of a layer tokens use together, if they choose evenly and independently."""
+    """Returns the mean number of a layer's experts that tokens use together, if choices are even and independent."""
     missed: float = (1 - c.experts_per_token / c.num_experts) ** tokens
     return c.num_experts * (1 - missed)
 
 
 def _held(leaves: Mapping[str, Any], mesh: tuple[int, int], share: Callable[[str], float] = lambda _: 1.0) -> int:
-    """Returns the bytes of the share of each parameter that a device holds."""
+    """Returns the bytes of parameters on one device; `share` gives the part of each parameter, by name, that counts."""
     return round(sum(_bytes(leaf) // sharding.parts(path, mesh) * share(path) for path, leaf in leaves.items()))
 
 

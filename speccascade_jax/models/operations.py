@@ -2,9 +2,9 @@
 
 A product of a matrix `[m, n]` with one token costs `2 m n` operations (Chowdhery et al., 2022 (PaLM), appendix B). All
 tokens that a model reads count, draft tokens that are rejected later included, because the device computes them.
-Attention counts the committed tokens that a token can see, in its layer's window: without one, a token of a generation
-with `prompt + output` tokens sees the prompt and, on average, half of the output. Not counted are padding, norms,
-softmax, sampling, rules, and the look-up of embeddings: they take time, so they lower the utilisation.
+Attention counts the committed tokens that a token can see. Without a window, a generated token sees the prompt and, on
+average, half of the output. Padding, norms, softmax, sampling, deferral rules and embedding look-ups are not counted.
+They take time, so they lower the utilisation.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ def generation_flops(
 ) -> np.ndarray:
     """Returns the operations of generations by one model, float64; all arguments broadcast against each other.
 
-    The prefill reads all tokens of the prompt but the last, and computes no logits. Then the model reads `fed` tokens,
-    with logits for each: one in a step, the pending token and the drafts in a call that scores a block.
+    The prefill reads all tokens of the prompt but the last, and computes no logits. Then the model reads `fed` tokens
+    and computes logits for each: one token per step without drafts, otherwise the pending token and the drafts of every
+    scored block.
 
     Args:
         config: the model's configuration.
-        prompt: numbers of tokens that the decoder begins with.
-        output: numbers of tokens of the outputs.
-        fed: numbers of tokens that the model reads after the prefill.
-        encoded: numbers of tokens that an encoder reads.
+        prompt: for each generation, the number of tokens that the decoder begins with.
+        output: the number of generated tokens.
+        fed: the number of tokens that the model reads after the prefill.
+        encoded: the number of tokens that an encoder reads; `None` without an encoder.
     """
     prompt, output, fed = (np.asarray(count, np.float64) for count in (prompt, output, fed))
     if isinstance(config, T5Config):
@@ -50,15 +51,16 @@ def generation_flops(
 
 
 class TokenCosts(NamedTuple):
-    """Operations of a model's matrix products; one with a matrix `[m, n]` costs `2 m n` per token.
+    """Numbers of operations of a model's matrix products; a product with a matrix `[m, n]` costs `2 m n` per token.
 
     Attributes:
-        layer: of a decoder layer, per token that it reads.
-        attention: of one attention of one layer, per pair of a query and a key: scores and weighted sum.
-        logits: of the output layer, per token.
-        encoder_layer: of an encoder layer, per token.
-        cross: of a decoder layer's keys and values of the encoder, per encoded token.
-        queries: of a T5Gemma's decoder layer's queries and outputs of cross-attention, per token that it reads.
+        layer: a decoder layer, per token.
+        attention: the scores and the weighted sum of one attention in one layer, per pair of a query and a key.
+        logits: the output layer, per token.
+        encoder_layer: an encoder layer, per token.
+        cross: the keys and values of a decoder layer's cross-attention, per encoder token.
+        queries: the queries and outputs of a T5Gemma layer's cross-attention, per decoder token. In a T5, `layer`
+            includes them.
     """
 
     layer: int
@@ -70,11 +72,12 @@ class TokenCosts(NamedTuple):
 
 
 def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
-    """Returns the operations of a model's parts; `number` is that of a layer of a decoder-only model."""
+    """Returns the operations of a model's parts; in a decoder-only model, of the layer with the index `number`."""
     logits = 2 * c.d_model * c.num_embeddings
     if isinstance(c, DecoderConfig):
         sizes = c.layer(number)
-        # queries and output, keys and values; projection, gate and output of the layer's own input
+        # The columns of the query and output kernels, and of the key and value kernels. The layer's additional input
+        # has three more matrices: projection, gate and output.
         heads = 2 * c.num_heads + (len(sizes.projections) - 1) * sizes.kv_heads
         columns = sizes.head_dim * heads + 3 * (c.layer_input or 0)
         width = c.num_heads * sizes.head_dim
@@ -85,7 +88,7 @@ def token_costs(c: T5Config | DecoderConfig, number: int = 0) -> TokenCosts:
     width = c.num_heads * c.head_dim
     attention = 4 * width
     projection, feed_forward = 2 * c.d_model * width, 2 * c.d_model * c.d_ff * (3 if c.gated else 2)
-    # a decoder layer: self-attention has 4 projections, cross-attention 2 per token and 2 per encoded token
+    # In a decoder layer, self-attention has 4 projections, and cross-attention 2 per token and 2 per encoder token.
     layer, encoder_layer = 6 * projection + feed_forward, 4 * projection + feed_forward
     return TokenCosts(layer, attention, logits, encoder_layer, 2 * projection)
 
@@ -111,7 +114,7 @@ def _decoder_flops(c: DecoderConfig, prompt: np.ndarray, output: np.ndarray, fed
 
 
 def encoder_flops(c: DecoderConfig, encoded: Any) -> Any:
-    """Returns the operations of a T5Gemma's encoder, in which a token sees a window on either side or around it."""
+    """Returns the operations of a T5Gemma's encoder for inputs of `encoded` tokens."""
     assert c.encoder is not None
     costs = token_costs(c.encoder)
     widest = [w if w is None or c.encoder.centered_window else 2 * w + 1 for w in c.encoder.windows]
@@ -126,7 +129,7 @@ def cross_flops(c: DecoderConfig, read: Any, encoded: Any) -> Any:
 
 
 def _keys(tokens: np.ndarray, window: int | None) -> np.ndarray:
-    """Returns the number of keys that the first tokens of a sequence see together, each one at most `window`."""
+    """Returns the sum of the numbers of keys that a sequence's first `tokens` tokens see, each at most `window`."""
     widest = tokens if window is None else np.minimum(tokens, window)
     return np.asarray(widest * (widest + 1) / 2 + (tokens - widest) * widest)
 

@@ -1,11 +1,12 @@
-"""Chains of products of a few rows, as one kernel for TPUs that reads every matrix once, in blocks of columns.
+"""Chains of matrix products for a few rows: one TPU kernel, which reads every matrix once, in blocks of columns.
 
 XLA compiles a norm, the product after it, gated units and a residual sum to some six operations, among them changes of
 layout. The kernel computes a chain of them: the output of attention and its residual sum, then a norm, the gated units
 of a feed-forward layer, its output and the next residual sum. The matrices stay in HBM, as they are stored, and their
-blocks arrive in VMEM while earlier blocks are multiplied. It rounds where XLA's path rounds.
+blocks are copied to VMEM while earlier blocks are multiplied. The kernel rounds where the layers without it round.
 
-On GPUs, `triton_products` has a kernel for each product. `chains.chain` chooses, and divides a chain on a mesh.
+On GPUs, `triton_products` has a kernel for each product. `chains.chain` chooses between the two, and divides a chain on
+a mesh. The *state* of a chain is the residual stream: norms read it, and results are added to it.
 
 Shape letters: `B` rows of `T` tokens, `R = B T` in whole registers, `K` inputs and `N` columns of a matrix, `E` the
 width of the state, and `L` layers of a stack.
@@ -32,13 +33,13 @@ from speccascade_jax.models.triton_products import Norm
 from speccascade_jax.runtime import platforms
 
 MOST_ROWS = 64
-"""Most rows of a chain; XLA's products of more rows are bound by compute."""
+"""Largest number of rows of a chain. With more rows, XLA's products are bound by compute, not by memory."""
 NEAR = 24 * 2**20
-"""Most bytes of a chain's matrices that XLA copies to VMEM as a whole, while the operations before the chain run."""
+"""Largest total size of a chain's matrices, in bytes, for which XLA copies them to VMEM before the chain runs."""
 BLOCK = 2**21
-"""Most bytes of a block of columns, if a block of `LANES` columns is not larger."""
+"""Largest size of a block of columns, in bytes; a block has at least `LANES` columns, even if they are larger."""
 DEPTH = 3
-"""Buffers of a matrix: for the block that is multiplied, and for those that arrive meanwhile."""
+"""Number of buffers of a matrix: one for the block that is multiplied, the others for blocks that are being copied."""
 _SPARE = 4 * 2**20
 """Bytes of VMEM for operands, results and values that the compiler keeps."""
 
@@ -50,7 +51,7 @@ class Rotation(NamedTuple):
         cosine, sine: float32 `[B or 1, T, N]`.
         size: width of a head.
         scale: factor of the queries.
-        queries: columns of the queries, which come first.
+        queries: number of columns of the queries, which come first.
     """
 
     cosine: Array
@@ -66,10 +67,10 @@ class Link(NamedTuple):
     Attributes:
         matrix: `[K, N]`, or its place in a stack; `None`: the result is the input.
         norm: the product's input is this norm of the state; `None`: it is the result of the link before.
-        gate: the result is `gate(first half of the columns) · second half`.
-        rotation: is applied to the result.
-        adds: the result is added to the state, and the sum is the result.
-        post: norm of the result before it is added.
+        gate: function of gated units: the result is `gate(first half of the columns) · second half`.
+        rotation: rotary positions that are applied to the result.
+        adds: whether the product is added to the state; the result is then the sum.
+        post: norm that is applied to the product before it is added.
         summed: whether the rows of the matrix are split over a mesh, whose devices each have a part of the sum.
     """
 
@@ -83,9 +84,10 @@ class Link(NamedTuple):
 
 
 def fits(rows: int, sizes: tuple[int, ...], dtype: Any) -> bool:
-    """Returns whether the kernel computes chains of `rows` rows with matrices that have inputs of these `sizes`."""
+    """Returns whether the kernel can compute chains of `rows` rows with matrices of `sizes` input features."""
     whole = all(size % LANES == 0 for size in sizes)
-    # The smallest blocks of an output, of both halves of gated units, and of their output have to fit.
+    # VMEM must hold the smallest blocks of attention's output matrix, of both halves of the gated units' matrix, and of
+    # the feed-forward's output matrix: four blocks of `LANES` columns.
     smallest = 4 * DEPTH * max(sizes) * LANES * jnp.dtype(dtype).itemsize
     whole = whole and smallest + _SPARE <= platforms.vmem_bytes()
     return platforms.uses_kernels() and rows <= MOST_ROWS and whole and jnp.dtype(dtype).name in ("bfloat16", "float32")
@@ -94,12 +96,12 @@ def fits(rows: int, sizes: tuple[int, ...], dtype: Any) -> bool:
 def multiply(
     x: Array, links: Sequence[Link], state: Array | None, dtype: Any, partial_sum: bool = False
 ) -> tuple[Array, Array]:
-    """Returns the state after a chain, `[B, T, E]`, and the result of its last link, `[B, T, N]`.
+    """Computes a chain; returns the state after it, `[B, T, E]`, and the result of its last link, `[B, T, N]`.
 
     Args:
         x: the input of the first link, `[B, T, K]`.
         links: the products. A result that is neither gated, rotated nor added is float32, and the caller rounds it.
-        state: `[B, T, E]`, to which links add; `None`: it is `x`.
+        state: the residual stream `[B, T, E]`, to which links add; `None`: it is `x`.
         dtype: dtype of the activations and the matrices.
         partial_sum: whether the result is a device's part of a sum, in `dtype`.
     """
@@ -120,7 +122,7 @@ def multiply(
 
 
 def _layer(links: Sequence[Link]) -> Any:
-    """Returns the layer of the stacks that a chain reads, which is another in each iteration of a loop."""
+    """Returns the index of the layer that a chain reads from stacks of layers; 0 if it reads none."""
     # A link without a matrix may have a norm in a stack.
     parts = jax.tree.leaves(links, is_leaf=lambda part: isinstance(part, InStack))
     return next((part.layer for part in parts if isinstance(part, InStack)), 0)
@@ -133,7 +135,8 @@ def _matrices(links: Sequence[Link]) -> list[Array]:
 
 
 def _are_near(links: Sequence[Link]) -> bool:
-    """Returns whether XLA copies the matrices of a chain to VMEM; it would copy a layer's part of a stack twice."""
+    """Returns whether XLA should copy a chain's matrices to VMEM: they must be small, and not parts of stacks."""
+    # XLA would copy a layer's part of a stack twice.
     matrices = _matrices(links)
     size = sum(matrix.size * matrix.dtype.itemsize for matrix in matrices)
     return all(matrix.ndim == 2 for matrix in matrices) and size <= min(NEAR, platforms.vmem_bytes() // 4)
@@ -149,7 +152,7 @@ def _tiles(scale: Any) -> Array:
 class _Step(NamedTuple):
     """Sizes of a link, and what the kernel computes around its product.
 
-    Norms are an epsilon and an offset; `rotation` is the width of a head, the factor and the columns of the queries.
+    A norm is described by its epsilon and its offset, and a rotation by the last three fields of `Rotation`.
     """
 
     inputs: int
@@ -181,7 +184,7 @@ class _Step(NamedTuple):
         return self.columns // self.halves if self.columns else self.inputs
 
     def block(self, most: int) -> int:
-        """Returns the number of results of a block of at most `most` numbers, if one of `LANES` is not larger."""
+        """Returns the number of result columns in a block of at most `most` numbers; it is at least `LANES`."""
         # All blocks have the same width, so that one buffer and one loop serve them.
         tiles = self.outputs // LANES
         count = max(1, most // (self.halves * self.inputs * LANES))
@@ -198,7 +201,7 @@ class _Kernel:
         dtype: as in `multiply`.
         separate: whether the first input is not the state.
         most: most bytes of a block.
-        wide: whether a product without anything after it is float32.
+        wide: whether a result that is neither gated, rotated nor added is float32.
         near: whether the matrices are in VMEM; otherwise the kernel copies their blocks.
         steps: the links.
     """
@@ -234,7 +237,7 @@ class _Kernel:
         return jnp.dtype(self.dtype).itemsize
 
     def block(self, step: _Step) -> int:
-        """Returns the number of results of a block."""
+        """Returns the number of result columns in a block of a link's matrix."""
         return step.block(self.most // self.itemsize)
 
     def blocks(self, step: _Step) -> int:
@@ -253,10 +256,10 @@ class _Kernel:
         return shapes
 
     def call(self, layer: Array, near: list[Array], scales: list[Array], matrices: list[Array]) -> list[Array]:
-        """Returns the outputs of `shapes`.
+        """Runs the kernel; returns the outputs that `shapes` describes.
 
         Args:
-            layer: int32 `[1]`, the layer of stacks.
+            layer: int32 `[1]`, the index of the layer in stacks.
             near: the input, the state if it is another array, and rotations.
             scales: tiles of the norms' scales, in the order of their use.
             matrices: those of the links.
@@ -275,7 +278,8 @@ class _Kernel:
             scratch_shapes=self._scratch(),
             out_shape=self.shapes,
             cost_estimate=self._costs(),
-            # With a lower limit, XLA finds room for the whole table of embeddings and copies it, for one row of it.
+            # With a lower limit, XLA would use the rest of VMEM for a copy of the whole table of embeddings, only to
+            # look up one row.
             compiler_params=pltpu.CompilerParams(vmem_limit_bytes=platforms.vmem_bytes()),
             interpret=platforms.interpreter(),
             name="product_chain",
@@ -350,9 +354,9 @@ class _Refs(NamedTuple):
 
 
 def _run(kernel: _Kernel, *refs: Any) -> None:
-    """Computes the chain."""
+    """Runs the kernel's body, which computes the chain."""
     r = _Refs.of(kernel, *refs)
-    # The first blocks of all matrices set out at once, in the order of their use.
+    # The copies of all matrices' first blocks start at once, in the order in which the blocks are used.
     for number, step in enumerate([] if kernel.near else kernel.products):
         for block in range(min(DEPTH - 1, kernel.blocks(step))):
             _start(kernel, r, number, block)
@@ -432,7 +436,7 @@ def _multiply(kernel: _Kernel, r: _Refs, number: int, step: _Step) -> None:
     """Multiplies the operand by a matrix, and puts the result into `results`."""
     width = kernel.block(step)
 
-    # A loop, not a sequence, because the code of all blocks would be as long as the product.
+    # The loop is not unrolled, because the kernel's code would then grow with the number of blocks.
     def multiply(block: Any, _: None) -> None:
         parts = (_near_parts if kernel.near else _far_parts)(kernel, r, number, block)
         y, *second = (dot(r.operand[:, 0 : step.inputs], part) for part in parts)

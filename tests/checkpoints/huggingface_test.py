@@ -421,7 +421,7 @@ def test_t5_vocabulary_is_padded(tmp_path):
     ("gemma4", MOE | {"model_type": "gemma4_unified_text"}, "enable_moe_block is True, but only False"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', but only None or "),
     ("gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4: give a number from 0 to 3"),
-    ("gemma4", {"num_kv_shared_layers": 3}, "kv_layers is 1, but no layer before it is 'global'"),
+    ("gemma4", {"num_kv_shared_layers": 3}, "kv_layers is 1, but a later layer is 'global'"),
     ("gemma4", {"vocab_size_per_layer_input": 90}, "vocab_size_per_layer_input is 90, but only 97"),
     ("gemma4", {"per_layer_config": {"1": {"head_dim": 16}}}, "per_layer_config is .*: give equal sizes for the laye"),
     ("gemma4", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config is .*: give equal sizes for the layer"),

@@ -61,7 +61,8 @@ def test_drafting_needs_no_cache_of_its_own(pair):
 
 
 def test_settings_without_meaning_are_refused(pair):
-    with pytest.raises(ValueError, match="it cannot write alone, verify drafts, be a tail, or have block_size='auto'"):
+    refused = "it cannot generate alone, verify drafts, be the setting `tail`, or have block_size='auto'"
+    with pytest.raises(ValueError, match=refused):
         sc.decode(pair, PROMPTS, block_size="auto")
     equal = dataclasses.replace(pair.target, params=dict(pair.target.params))
     stacked = dataclasses.replace(pair, others={"middle": equal})

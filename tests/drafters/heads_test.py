@@ -34,7 +34,7 @@ def test_greedy_outputs_are_the_targets(pair, alone, way):
     assert out.stats["rejected"]
 
 
-WRITES_ALONE = "it cannot write alone, verify drafts, be a tail, or have block_size='auto'"
+WRITES_ALONE = "it cannot generate alone, verify drafts, be the setting `tail`, or have block_size='auto'"
 
 
 @pytest.mark.parametrize(("settings", "message"), [

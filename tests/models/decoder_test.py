@@ -215,13 +215,13 @@ def test_layers_without_keys_and_values_attend_to_the_last_ones_of_their_kind():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"kv_layers": 1}, "kv_layers is 1, but no layer before it is 'global': give a larger number"),
+    ({"kv_layers": 1}, "kv_layers is 1, but a later layer is 'global', and none of the first 1: give a larger number"),
     ({"scan_layers": True}, "scan_layers=True, but this model's layers have parameters of different shapes"),
     ({"global_kv_heads": 3}, "num_heads 4 is not a multiple of global_kv_heads 3"),
     ({"global_head_dim": 7}, "global_head_dim is 7, but rotary embeddings rotate pairs"),
     ({"layer_input": 0}, "layer_input is 0: give a number of at least 1, or leave it out"),
     ({"rope_share": 1.5}, "rope_share is 1.5: give a number above 0 and at most 1"),
-    ({"local_rope_base": None}, "global_head_dim is set, but local_rope_base is not"),
+    ({"local_rope_base": None}, "global_head_dim is 16, but local_rope_base is not set"),
     ({"merged_attention": True}, "merged_attention=True, but the encoder's d_model is None: give 32, as in the deco"),
 ])  # fmt: skip
 def test_contradictions_between_layers_are_refused(change, message):
