@@ -85,7 +85,10 @@ class Dense(nn.Module):
         return y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(self.dtype)
 
     def link(self, **around: Any) -> Link:
-        """Returns the product as a link of a chain, `around` is what the link computes with it; the bias is left."""
+        """Returns the product, without its bias, as a link of a fused chain.
+
+        `around` holds the other fields of `Link`, such as the norm before the product.
+        """
         split = spec_of("/".join((*self.path, "kernel")))
         return Link(self.get_variable("params", "kernel"), summed=split[0] == MODEL, **around)
 
@@ -124,9 +127,9 @@ class Embed(nn.Module):
 
 
 def real_entries(logits: Array, entries: int) -> Array:
-    """Returns the logits with -inf for every column that is not one of the vocabulary's first `entries` ids.
+    """Returns logits `[B, T, M]` with -inf for every id that is not one of the vocabulary's first `entries` ids.
 
-    `logits` is `[B, T, rows]`. If there are fewer rows than `entries`, columns of -inf are appended.
+    `M` is the number of rows of the embedding table. If `M` is below `entries`, columns of -inf are appended.
     """
     # A draft's table may lack rows for the last ids of the target's vocabulary.
     if missing := max(0, entries - logits.shape[-1]):
@@ -163,7 +166,7 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     kind = weights or leaf.dtype.name
     if leaf.ndim == 3 and kind == "int8":
         return _narrow_experts(np.asarray(leaf))
-    # A loop slices one expert's kernel, which has no panels for the CPU code.
+    # Experts' kernels `[X, K, N]` stay out of panels, because the loop over experts slices them.
     in_panels = products.available() and kind in products.KINDS and leaf.ndim == 2
     # Large models are slow without the CPU code, so a warning names the extra of the package that installs it.
     if not in_panels and leaf.ndim == 2:

@@ -1,9 +1,10 @@
-"""Drafting of a whole block by a small T5 decoder, as one kernel for TPUs that reads the decoder's weights once.
+"""Drafting of a whole block by a small T5 decoder: one TPU kernel, which reads the decoder's weights once.
 
-XLA reads a draft model's weights from HBM at every draft step, and a step of T5 small is 180 operations. The kernel
-copies all matrices to VMEM, where they stay for the whole block: it feeds a missed token, then feeds and draws one
-token after another. Caches that fit stay in VMEM too (`resident_sizes`); of others, the kernel reads those of the next
-rows while it computes. It rounds where XLA's path rounds.
+Step by step, XLA reads a draft model's weights from HBM at every draft step, and a step of T5 small is 180 operations.
+The kernel copies all matrices to VMEM, where they stay for the whole block. It feeds the *missed* token, if the cache
+lacks the token before the pending one because the last block was accepted in full. Then it feeds the pending token, and
+draws and feeds one token after another. Caches that fit stay in VMEM too (`resident_sizes`). The kernel reads the other
+caches from HBM in every turn, those of the next rows while it computes. It rounds where the layers without it round.
 
 Shape letters: those of `core/types.py`, and here `E` is d_model, `F` is d_ff, `H` is the number of heads, `K` is
 head_dim, `N` is the number of encoder tokens, `M` is the number of rows of the embedding, and `R` is `B` in whole
@@ -33,10 +34,11 @@ class Weights(NamedTuple):
 
     Attributes:
         table: the embedding, `[M, E]`.
-        layers: per layer `qkv` `[E, 3 H K]`, the output's `[H K, E]`, the cross-attention's queries `[E, H K]` and
-            output `[H K, E]`, both gated halves `[E, 2 F]`, and `[F, E]`.
+        layers: per layer six matrices: self-attention's fused `qkv` `[E, 3 H K]` and output `[H K, E]`,
+            cross-attention's query `[E, H K]` and output `[H K, E]`, and the feed-forward's gated units `[E, 2 F]` and
+            output `[F, E]`.
         head: the output layer, `[E, M]`.
-        scales: `[E]` each, scales of the norms in the order of their use: three per layer, and the last.
+        scales: `[E]` each, the scales of the norms in the order of their use: three per layer, and the last norm's.
     """
 
     table: Array
@@ -46,7 +48,10 @@ class Weights(NamedTuple):
 
 
 class Caches(NamedTuple):
-    """Per layer, keys `[B * H, K, S]` and values `[B * H, S, K]`, and those of the encoder's `N` tokens."""
+    """A decoder's caches: per layer, self-attention's keys `[B * H, K, S]` and values `[B * H, S, K]`.
+
+    `cross_keys` and `cross_values` are those of cross-attention, with the encoder's `N` tokens as slots.
+    """
 
     keys: Layers
     values: Layers
@@ -55,17 +60,17 @@ class Caches(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Tokens and numbers with which the kernel feeds and draws.
+    """Inputs of the kernel besides weights and caches.
 
     Attributes:
         start: int32 `[B]`, the slot of the first token that is fed.
-        missed: bool `[B]`, whether a row is fed its missed token before its pending one.
+        missed: bool `[B]`, whether the row's missed token is fed before its pending one.
         tokens: int32 `[B, 2]`, the missed token and the pending one.
-        uniforms: float32 `[B, G]`, random numbers in [0, 1) of the draws.
+        uniforms: float32 `[B, G]`, one uniform random number in [0, 1) for each draw.
         temperature: float32 `[B]`; 0 is greedy.
-        bias: float32 `[B, H, T, S]`, the mask and relative bias of `T` consecutive slots' queries.
+        bias: float32 `[B, H, T, S]`, the mask and relative bias of queries in `T` consecutive slots.
         first: int32 `[B]`, the slot of the first query of `bias`.
-        cross_bias: float32 `[B, 1, 1, N]`.
+        cross_bias: float32 `[B, 1, 1, N]`, the mask of the encoder's padding.
     """
 
     start: Array
@@ -85,10 +90,10 @@ class Kernel(Sizes):
     def __call__(self, weights: Weights, caches: Caches, feed: Feed) -> tuple[Array, Array, Caches]:
         """Returns logits float32 `[B, turns, M]`, the drawn tokens int32 `[B, turns]`, and the caches.
 
-        Entries of the logits that are no tokens are -inf.
+        Logits of the embedding's padding rows are -inf.
         """
-        # What no row needs, such as turn 0 or a draw, is told by scalars. The kernel's branches cannot depend on
-        # vectors, which would have to be reduced first.
+        # `sampled` and `late` let the kernel skip draws and turn 0 if no row needs them. They are reduced here, because
+        # a branch of the kernel depends on a scalar.
         sampled = jnp.broadcast_to(jnp.any(feed.temperature > 0), feed.start.shape)
         late = jnp.broadcast_to(jnp.any(feed.missed), feed.start.shape)
         numbers = (feed.start, feed.missed, feed.tokens[:, 0], feed.tokens[:, 1], feed.first, sampled, late)
@@ -105,7 +110,7 @@ class Kernel(Sizes):
         return logits.swapaxes(0, 1), tokens.swapaxes(0, 1), caches._replace(keys=tuple(keys), values=values)
 
     def _whole(self, weights: Weights, feed: Feed) -> tuple[Array, ...]:
-        """Returns the operands that are in VMEM as a whole, with rows in whole registers."""
+        """Returns the operands that are in VMEM in full, with their rows padded to whole registers."""
         rows, heads = self.padded - self.rows, self.padded_heads - self.heads
         missing = self.turns - feed.uniforms.shape[1]  # the bonus position draws nothing
         uniforms = jnp.pad(feed.uniforms.T, ((0, missing), (0, rows)))[..., None]
@@ -116,9 +121,10 @@ class Kernel(Sizes):
     def _call(self, *operands: Array) -> list[Array]:
         caches = operands[-2 * self.layers :]
         first, outputs, whole = len(operands) - len(caches), 2, 4 + 3 * self.layers + 1
-        # The kernel copies these arrays itself. Pallas would copy a whole operand before the first turn, and twice.
+        # The kernel copies matrices and caches itself. Pallas would copy each of them in full before the first turn,
+        # and keep two buffers for it.
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
-        # Turns 0 and 1 have the same block, which turn 1 fills.
+        # Turns 0 and 1 have the same block of logits. Turn 0 draws nothing, and turn 1 fills the block.
         logits = pl.BlockSpec((1, self.rows, self.entries), lambda turn, _: (jnp.maximum(turn - 1, 0), 0, 0))
         results: list[Array] = pl.pallas_call(
             partial(run, self),
@@ -164,17 +170,17 @@ class Kernel(Sizes):
         ]
 
     def _cache_scratch(self, slots: int, crossed: bool) -> list[Any]:
-        """Returns the arrays of keys and values that stay, and of those that are read anew."""
+        """Returns scratch arrays for the keys and values that stay in VMEM, and for those that every turn reads."""
         dtype: Any = jnp.dtype(self.dtype)
         kept, buffers = self.kept(crossed), self.buffers(crossed)
-        # an array without elements cannot be allocated, so one that nothing reads has the smallest size
+        # An array that is not used has one element, because an array without elements cannot be allocated.
         stay = (kept, 2, self.rows * self.heads, self.size, slots) if kept else (1, 1)
-        # two halves: the kernel computes the rows of one while the rows of the other arrive
+        # There are two halves: the kernel computes with the rows in one while the next rows are copied to the other.
         near = (2, 2, buffers // 2 * self.heads, self.size, slots) if buffers else (1, 1)
         return [pltpu.VMEM(stay, dtype), pltpu.VMEM(near, dtype)]
 
     def _costs(self) -> pl.CostEstimate:
-        """Returns the costs of a call, without those of a missed token, which is fed only after a block kept whole."""
+        """Returns the costs of a call without a missed token, which is fed only if the last block was all accepted."""
         products = self.layers * sum(rows * columns for rows, columns in self.shapes) + self.width * self.entries
         return pl.CostEstimate(
             flops=2 * self.turns * self.rows * products,

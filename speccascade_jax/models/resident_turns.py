@@ -1,4 +1,4 @@
-"""Turns of the kernel that drafts blocks (`resident_draft`): each feeds one token of every row, and draws the next.
+"""Body of the kernel that drafts blocks (`resident_draft`). Each turn feeds one token of every row, and draws the next.
 
 Shape letters: those of `resident_draft`.
 """
@@ -20,17 +20,18 @@ from speccascade_jax.models.decode_attention import LANES, dot
 from speccascade_jax.models.resident_sizes import SUBLANES, Sizes
 
 _START, _MISSED, _MISSED_TOKEN, _PENDING, _FIRST, _SAMPLED, _LATE = range(7)
-"""Rows of the numbers that `resident_draft.Kernel` gives to the kernel."""
+"""Indices of the rows of `_Refs.numbers`."""
 _QKV, _SELF_OUT, _QUERY, _CROSS_OUT, _WI, _WO = range(6)
-"""Places of a layer's matrices in `resident_draft.Weights.layers`."""
+"""Indices of a layer's matrices in `resident_draft.Weights.layers`."""
 
 
 class _Refs(NamedTuple):
     """The kernel's arrays, in the order of its operands, outputs and scratch.
 
-    `numbers` `[7, B]` are those of `Kernel.__call__`. `kept` and `head` hold the weights. `stay` holds the keys and
-    values `[layers, 2, B H, K, S]` of the layers whose caches stay in VMEM, and `near` `[2, 2, rows H, K, S]` those of
-    the group of rows that is computed and of the next; both have one array for each of the two attentions.
+    `numbers` `[7, B]` is the array of scalars that `Kernel.__call__` builds. `kept` and `head` hold the weights in
+    VMEM. `stay` holds the keys and values `[layers, 2, B H, K, S]` of the layers whose caches stay in VMEM. `near`
+    `[2, 2, rows H, K, S]` holds those of the current group of rows and of the next group. `stay` and `near` have one
+    array for self-attention and one for cross-attention.
     """
 
     numbers: Any
@@ -81,15 +82,16 @@ class _Refs(NamedTuple):
 def run(sizes: Sizes, *refs: Any) -> None:
     """Runs one turn: feeds each row's current token, and draws the next."""
     r, turn = _Refs.of(sizes, iter(refs)), pl.program_id(0)
-    first = 1 - r.numbers[_LATE, 0]  # if no row missed a token, turn 0 feeds nothing
+    first = 1 - r.numbers[_LATE, 0]  # If no row missed a token, turn 0 feeds nothing.
 
-    # All matrices set out at once, in the order of their use, so that the first layers compute while the last arrive.
+    # The copies of all matrices start at once, in the order of their use, so that the first layers are computed while
+    # the matrices of later layers are being copied.
     @pl.when(turn == 0)
     def begin() -> None:
         for layer in range(sizes.layers):
             _start_layer(sizes, r, layer)
         _weight_copy(sizes, r, len(r.far_matrices)).start()
-        # rows that only fill registers are multiplied too, and must not be NaN
+        # Padding rows are multiplied too, so they must not be NaN.
         r.state[...], r.mixed[...] = jnp.zeros_like(r.state), jnp.zeros_like(r.mixed)
 
     @pl.when(turn >= first)
@@ -120,7 +122,7 @@ def _start_layer(sizes: Sizes, r: _Refs, layer: int) -> None:
     count = len(sizes.shapes)
     for number in range(layer * count, (layer + 1) * count):
         _weight_copy(sizes, r, number).start()
-    # beside the layer's matrices, so that they arrive when it begins, not after the last layer's
+    # The caches follow their layer's matrices, so that they arrive when the layer begins, not after the last layer's.
     for crossed in (False, True):
         for copy in _stay_copies(sizes, r, layer, crossed):
             copy.start()
@@ -135,12 +137,15 @@ def _weight_copy(sizes: Sizes, r: _Refs, number: int) -> Any:
 
 
 def _position(r: _Refs, turn: Any, row: Any) -> Any:
-    """Returns the slot of a row's current token. A row that missed none feeds its pending token in turn 0 and in 1."""
+    """Returns the slot of a row's current token.
+
+    A row without a missed token feeds its pending token in turn 0, and again in turn 1.
+    """
     return r.numbers[_START, row] + jnp.maximum(turn - 1 + r.numbers[_MISSED, row], 0)
 
 
 def _embed(sizes: Sizes, r: _Refs, turn: Any) -> None:
-    """Puts the embeddings of the current tokens into the state."""
+    """Sets the hidden state to the embeddings of the current tokens."""
 
     def current(row: Any) -> Any:
         missed = (turn == 0) & (r.numbers[_MISSED, row] > 0)
@@ -148,11 +153,11 @@ def _embed(sizes: Sizes, r: _Refs, turn: Any) -> None:
         return jnp.where(turn <= 1, fed, r.current[row])
 
     def copy(row: Any) -> Any:
-        # A copy takes whole tiles, so the tokens around this one come along.
+        # Only whole tiles can be copied, so the embeddings of the neighbouring ids are copied too.
         begin = pl.multiple_of(jax.lax.div(current(row), SUBLANES) * SUBLANES, SUBLANES)
         return pltpu.make_async_copy(r.table.at[pl.ds(begin, SUBLANES)], r.embedded.at[row], r.row_copies.at[row])
 
-    # All copies begin before the first is awaited, because each takes longer to arrive than a row takes to be summed.
+    # All copies start before the kernel waits for the first, because a copy takes longer than the sum over its tile.
     def start(row: Any, _: None) -> None:
         copy(row).start()
 
@@ -170,14 +175,14 @@ def _embed(sizes: Sizes, r: _Refs, turn: Any) -> None:
 def _layer(sizes: Sizes, r: _Refs, turn: Any, layer: int, is_first: Any) -> None:
     """Applies one layer to the state."""
 
-    # A layer waits for its own matrices only.
+    # A layer waits only for its own matrices, so that it can begin while later ones are being copied.
     @pl.when(is_first)
     def wait() -> None:
         count = len(sizes.shapes)
         for number in range(layer * count, (layer + 1) * count):
             _weight_copy(sizes, r, number).wait()
 
-    # Each matrix is read where it is used: an array that is read earlier would be stored to VMEM once more.
+    # Each matrix is loaded where it is used. If it were loaded earlier, the compiler would store it to VMEM again.
     product = partial(_product, sizes, r, layer)
     r.columns[...] = product(_normed(sizes, r, 3 * layer), _QKV)
     _attend(sizes, r, turn, layer, crossed=False, is_first=is_first)
@@ -216,7 +221,7 @@ def _add(sizes: Sizes, r: _Refs, x: Array) -> None:
 
 
 def _stay_copies(sizes: Sizes, r: _Refs, layer: int, crossed: bool) -> list[Any]:
-    """Returns the copies of all rows' keys and values of a layer, if they stay in VMEM."""
+    """Returns the copies of a layer's keys and values of all rows to VMEM; none if they do not stay there."""
     if layer >= sizes.kept(crossed):
         return []
     far, near, done = (r.caches, r.cross)[crossed], r.stay[crossed], r.stay_copies.at[int(crossed), layer]
@@ -224,22 +229,23 @@ def _stay_copies(sizes: Sizes, r: _Refs, layer: int, crossed: bool) -> list[Any]
 
 
 def _read_anew(sizes: Sizes) -> list[tuple[int, bool]]:
-    """Returns the layers and attentions, in the order of a turn, whose caches do not stay in VMEM."""
-    # Self-attention comes before cross-attention in each layer; the order is that in which groups are read ahead.
+    """Returns the pairs (layer, `crossed`) of attentions whose caches do not stay in VMEM, in the order of a turn."""
+    # In each layer, self-attention precedes cross-attention. Caches are read ahead in this order.
     every = [(layer, crossed) for layer in range(sizes.layers) for crossed in (False, True)]
     return [(layer, crossed) for layer, crossed in every if layer >= sizes.kept(crossed)]
 
 
 def _half(sizes: Sizes, turn: Any, layer: int, crossed: bool, group: Any) -> Any:
-    """Returns the half of the buffers for a group: successive groups of an attention alternate, over all layers."""
-    # The next attention's first group is read while this one's last is computed, so it needs the other half.
+    """Returns which half of the buffers a group uses: successive groups alternate, also from one layer to the next."""
+    # The first group of a layer is read while the last group of the layer before is computed, so it needs the other
+    # half.
     kept = sizes.kept(crossed)
     number = turn * (sizes.layers - kept) + layer - kept
     return jax.lax.rem(number * sizes.groups + group, 2)
 
 
 def _group_copies(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, group: Any) -> list[Any]:
-    """Returns the copies of a group's keys and values to VMEM."""
+    """Returns the copies of the keys and values of a group of rows to VMEM."""
     far, near, done = (r.caches, r.cross)[crossed], r.near[crossed], r.slot_copies.at[int(crossed)]
     half, count = _half(sizes, turn, layer, crossed, group), sizes.group * sizes.heads
     heads = pl.ds(group * count, count)
@@ -254,13 +260,16 @@ def _start_group(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, g
 
 
 def _read_first(sizes: Sizes, r: _Refs, turn: Any) -> None:
-    """Starts to read the first group of a turn."""
+    """Starts the copies of the first group of rows that a turn reads from HBM, if it reads any."""
     for layer, crossed in _read_anew(sizes)[:1]:
         _start_group(sizes, r, turn, layer, crossed, 0)
 
 
 def _read_next(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, group: Any) -> None:
-    """Waits for a group, and starts to read the next one, or that of the next attention, or that of the next turn."""
+    """Starts the copies of the next group of rows, and waits for those of this group.
+
+    After an attention's last group, the next one is the first of the next attention, or of the next turn.
+    """
     attentions = _read_anew(sizes)
     following = attentions.index((layer, crossed)) + 1
     is_last = group + 1 == sizes.groups
@@ -281,7 +290,7 @@ def _read_next(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, gro
 
 
 def _attend(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, is_first: Any) -> None:
-    """Puts the attention of each row's query into `mixed`; self-attention first writes the row's key and value."""
+    """Writes the attention of each row's query to `mixed`; self-attention first writes the row's key and value."""
     stays = layer < sizes.kept(crossed)
     turned = [] if crossed else [_turned(sizes, r, number) for number in (1, 2)]
 
@@ -298,10 +307,10 @@ def _attend(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, is_fir
         if not crossed:
             _write(sizes, r, turn, turned, rows)
         writes = [] if crossed or stays else _tile_copies(sizes, r, turn, layer, rows)
-        # A copy that begins is a barrier to the schedule, so all of them begin after the last product.
+        # The compiler moves nothing across the start of a copy, so all copies start here, after `_write`'s products.
         for copy in writes:
             copy.start()
-        # the rows of a group are computed together, because each waits for its own products most of the time
+        # The rows of a group are computed together: a single row would spend most of the time waiting for its products.
         mixed = [_row_mixed(sizes, r, turn, crossed, row) for row in rows]
         for row, x in zip(rows, mixed, strict=True):
             r.mixed[pl.ds(row.number, 1), :] = x
@@ -309,13 +318,14 @@ def _attend(sizes: Sizes, r: _Refs, turn: Any, layer: int, crossed: bool, is_fir
             copy.wait()
 
     jax.lax.fori_loop(0, sizes.groups, attend, None)
-    # nothing changes the layer's cache after its last turn, so its tiles leave while the next layers are computed
+    # In the last turn, nothing changes the layer's cache any more, so its new tiles are copied to HBM while the next
+    # layers are computed.
     if stays and not crossed:
         pl.when(turn == sizes.turns)(lambda: _for_written_tiles(sizes, r, layer, lambda copy: copy.start()))
 
 
 class _Row(NamedTuple):
-    """A row's number, and its keys and values in VMEM, `[H, K, S]` each."""
+    """A row's index, and its keys and values in VMEM, `[H, K, S]` each."""
 
     number: Any
     near: list[Any]
@@ -334,7 +344,7 @@ def _stayed(sizes: Sizes, r: _Refs, layer: int, crossed: bool, row: Any) -> list
 
 
 def _turned(sizes: Sizes, r: _Refs, number: int) -> Array:
-    """Returns all rows' keys (number 1) or values (2), `[H K, R]`, with the axes that they have in a cache."""
+    """Returns all rows' new keys (`number` 1) or values (2), transposed to `[H K, R]` as in a cache."""
     columns: Array = r.columns[:, number * sizes.inner : (number + 1) * sizes.inner]
     return columns.T.astype(sizes.dtype)
 
@@ -352,17 +362,17 @@ def _mixed(sizes: Sizes, query: Array, keys: Array, values: Array, bias: Array) 
     shape = (sizes.padded_heads, sizes.inner)
     head = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
     is_own = jax.lax.div(jax.lax.broadcasted_iota(jnp.int32, shape, 1), sizes.size) == head
-    # Each head's query has zeros at the columns of all others, so one product gives the logits of all heads.
+    # Each head's query is zero at the columns of all other heads, so one product gives the logits of all heads.
     queries = jnp.where(is_own, jnp.broadcast_to(query, shape), 0.0).astype(sizes.dtype)
     logits = dot(queries, keys) + bias
     weights = jnp.exp(logits - jnp.max(logits, -1, keepdims=True))
-    # Each head's weights meet the values of all heads; only the columns of its own are kept.
+    # Each head's weights multiply the values of all heads; only the columns of its own values are kept.
     mixed = dot(weights.astype(sizes.dtype), values, (1, 1)) / jnp.sum(weights, -1, keepdims=True)
     return jnp.sum(jnp.where(is_own, mixed, 0.0), 0, keepdims=True)
 
 
 def _write(sizes: Sizes, r: _Refs, turn: Any, turned: list[Array], rows: list[_Row]) -> None:
-    """Puts the new keys and values of rows into VMEM. `turned` holds those of all rows, `[H K, R]` each."""
+    """Writes the new keys and values of `rows` into VMEM; `turned` holds those of all rows, `[H K, R]` each."""
     moved = [[_moved(sizes, r, turn, row.number, entries) for entries in turned] for row in rows]
     for row, entries in zip(rows, moved, strict=True):
         position = _position(r, turn, row.number)
@@ -380,7 +390,7 @@ def _tile(number: Any) -> Any:
 
 
 def _tile_copies(sizes: Sizes, r: _Refs, turn: Any, layer: int, rows: list[_Row]) -> list[Any]:
-    """Returns the copies of the tiles with new entries of a group's rows to the cache."""
+    """Returns the copies, to the caches in HBM, of the tiles that hold the new entries of these rows."""
     copies = []
     for i, row in enumerate(rows):
         tile = _tile(jax.lax.div(_position(r, turn, row.number), LANES))
@@ -389,7 +399,7 @@ def _tile_copies(sizes: Sizes, r: _Refs, turn: Any, layer: int, rows: list[_Row]
 
 
 def _to_cache(sizes: Sizes, r: _Refs, layer: int, row: _Row, tile: Any, done: list[Any]) -> list[Any]:
-    """Returns the copies of a tile of a row's keys and values to the cache."""
+    """Returns the copies of one tile of a row's keys and values to the caches in HBM."""
     heads = pl.ds(row.number * sizes.heads, sizes.heads)
     return [
         pltpu.make_async_copy(row.near[part].at[:, :, tile], r.caches[part][layer].at[heads, :, tile], done[part])
@@ -398,9 +408,9 @@ def _to_cache(sizes: Sizes, r: _Refs, layer: int, row: _Row, tile: Any, done: li
 
 
 def _for_written_tiles(sizes: Sizes, r: _Refs, layer: int, do: Callable[[Any], None]) -> None:
-    """Starts the copies of all tiles that the block has written in a layer that stays in VMEM, or waits for them."""
+    """Calls `do` (start or wait) for the copies of the tiles that the block wrote, if the cache stays in VMEM."""
 
-    # a block that crosses the border of a tile has written two tiles, and other blocks one
+    # A block that crosses the border of a tile has written two tiles, other blocks one.
     def do_row(row: Any, _: None) -> None:
         near = _Row(row, _stayed(sizes, r, layer, False, row))
         first, last = (jax.lax.div(_position(r, turn, row), LANES) for turn in (0, sizes.turns))
@@ -408,7 +418,7 @@ def _for_written_tiles(sizes: Sizes, r: _Refs, layer: int, do: Callable[[Any], N
             pl.when(first + number <= last)(partial(do_tile, near, _tile(first + number)))
 
     def do_tile(row: _Row, tile: Any) -> None:
-        # all copies have the same size, so one semaphore counts them
+        # All copies have the same size, so one semaphore can count them.
         for copy in _to_cache(sizes, r, layer, row, tile, [r.write_copies.at[0, 0]] * 2):
             do(copy)
 
@@ -416,11 +426,11 @@ def _for_written_tiles(sizes: Sizes, r: _Refs, layer: int, do: Callable[[Any], N
 
 
 def _moved(sizes: Sizes, r: _Refs, turn: Any, row: Any, entries: Array) -> Array:
-    """Returns a row's entry of `entries` `[H K, R]` at the column of its slot in a tile, `[H K, 128]`."""
+    """Returns a tile `[H K, 128]` with a row's column of `entries` `[H K, R]` at the place of its slot."""
     shape = (sizes.padded, LANES)
     rows, lanes = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     chosen = (lanes == jax.lax.rem(_position(r, turn, row), LANES)) & (rows == row)
-    # A product with a one and zeros moves the entry. Zero times NaN is NaN, so other rows are left out before.
+    # A product with a single 1 moves the column. Zero times NaN is NaN, so the other rows are set to zero before.
     is_row = jax.lax.broadcasted_iota(jnp.int32, (1, sizes.padded), 1) == row
     entries = jnp.where(is_row, entries, jnp.zeros_like(entries))
     return dot(entries, chosen.astype(sizes.dtype)).astype(sizes.dtype)
@@ -444,14 +454,17 @@ def _draw(sizes: Sizes, r: _Refs, slot: Any) -> None:
     @pl.when(r.numbers[_SAMPLED, 0] > 0)
     def sample() -> None:
         temperature = r.temperature[...]
-        # Their sum is not 1, because the search divides by it once, instead of all entries.
+        # The weights are not normalized: the search scales the random number by their sum instead.
         r.masses[...] = jnp.exp((logits - largest) / jnp.where(temperature > 0, temperature, 1.0))
         drawn = _sampled(sizes, r, r.uniforms[slot])
         _store(sizes, r, slot, jnp.where(temperature > 0, drawn, greedy))
 
 
 def _sampled(sizes: Sizes, r: _Refs, uniform: Array) -> Array:
-    """Returns tokens, float32 `[R, 1]`, drawn as `core.sampling.sample` draws: first a tile, then an entry."""
+    """Returns tokens, float32 `[R, 1]`, drawn as `core.sampling.sample` draws: first a tile, then an entry in it.
+
+    `uniform` float32 `[R, 1]` holds the random numbers.
+    """
     tiles, none = sizes.entries // LANES, jnp.zeros((sizes.padded, 1), jnp.float32)
 
     def mass(tile: Any) -> Any:
@@ -465,7 +478,7 @@ def _sampled(sizes: Sizes, r: _Refs, uniform: Array) -> Array:
     def search(tile: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         total, before, chosen, inside = carry
         after = total + jnp.sum(mass(tile), -1, keepdims=True)
-        # sums in the same order as above end at the same total, so the last tile with mass is reached at the latest
+        # These sums have the same order as those of the total, so they end at the same number, and a tile is reached.
         reached = (after > rest) & (chosen < 0)
         chosen = jnp.where(reached, tile.astype(jnp.float32), chosen)
         return after, jnp.where(reached, total, before), chosen, jnp.where(reached, mass(tile), inside)
@@ -478,14 +491,14 @@ def _sampled(sizes: Sizes, r: _Refs, uniform: Array) -> Array:
     lanes = jax.lax.broadcasted_iota(jnp.int32, inside.shape, 1).astype(jnp.float32)
     last = jnp.max(jnp.where(inside > 0, lanes, 0.0), -1, keepdims=True)
     lane = jnp.min(jnp.where(reached & (inside > 0), lanes, float(LANES)), -1, keepdims=True)
-    # Logits that are no numbers choose no tile. Their token is meaningless, but it must be one, because it is fed.
+    # With NaN logits, no tile is chosen. The token is then meaningless, but it must be a valid id, because it is fed.
     token: Array = jnp.maximum(chosen, 0.0) * LANES + jnp.minimum(lane, last)
     return token
 
 
 def _store(sizes: Sizes, r: _Refs, slot: Any, tokens: Array) -> None:
-    """Puts drawn tokens, float32 `[R, 1]`, into the output and into `current`."""
-    # The next turn's copies of embeddings need scalars, and a sum with one nonzero entry turns a vector into one.
+    """Writes drawn tokens, float32 `[R, 1]`, to the output and to `current`."""
+    # The next turn's copies of embeddings need scalars. A sum with one nonzero entry extracts a scalar from a vector.
     number = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 0)
 
     def store(row: Any, _: None) -> None:

@@ -1,9 +1,12 @@
 """Layout of a model's parameters and caches on a mesh of devices, and functions that run on each device's part.
 
-Axis names and rules are T5X's. A cache's rows and heads share one axis (`models/cache.py`). This axis is split so that
-each device holds its share of the heads of its share of the rows. Attention then needs no communication. Functions that
-separate rows from heads must run on each device's part (`local`). If XLA partitioned them, it would assume another
-order of this axis, and every step would gather every cache.
+A mesh has the axes `data`, which splits rows, and `model`, which splits heads, feed-forward units and the vocabulary.
+The names of parameter axes and their rules are T5X's.
+
+A cache's rows and heads share one axis (`models/cache.py`). This axis is split so that each device holds its share of
+the heads of its share of the rows. Attention then needs no communication. Functions that separate rows from heads must
+run on each device's part (`local`). If XLA partitioned them, it would assume another order of this axis, and every step
+would gather every cache.
 """
 
 import math
@@ -78,10 +81,10 @@ def under(mesh: Mesh | None, gathers: bool = False) -> Iterator[None]:
 
     Args:
         mesh: the devices; `None`: a single one.
-        gathers: whether parameters are also spread along `data`, as training spreads them, so that each layer gathers
-            its own before it multiplies (`gathered`).
+        gathers: whether parameters are split along `data` too, as in training; each layer then gathers its parameters
+            before it multiplies (`gathered`).
     """
-    # The mesh is a context variable, because Flax modules are built from the configuration, which holds no mesh.
+    # The mesh is a context variable, because Flax modules are built from a configuration, which knows no mesh.
     tokens = _MESH.set(mesh), _GATHERS.set(gathers)
     try:
         yield
@@ -151,13 +154,13 @@ def _gather(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> A
 
 
 def _gathered(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> Array:
-    # The cast comes first, so that devices send 16 bits instead of 32. Without the constraint on the parameter, XLA may
-    # gather activations instead.
+    # The cast comes first, so that devices send 16 bits instead of 32. Without the inner constraint, which keeps the
+    # parameter split, XLA may gather activations instead.
     return constrain(constrain(jnp.asarray(parameter, dtype), spread_spec), gathered_spec)
 
 
 def _gather_forward(parameter: Array, dtype: str, gathered_spec: P, spread_spec: P) -> tuple[Array, None]:
-    # `_gather` itself is not called, because the policy of `kept_for_gradients` could not recognise its result.
+    # `_gather` itself is not called, because the policy of `kept_for_gradients` recognises only the constraints.
     return _gathered(parameter, dtype, gathered_spec, spread_spec), None
 
 
@@ -194,7 +197,7 @@ def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
     Args:
         remat: whether gradients recompute the whole layer.
     """
-    # an empty policy keeps the layer's inputs only
+    # Without a policy, `jax.checkpoint` keeps only the layer's inputs.
     if remat:
         return {}
     if _MESH.get() is None or not _GATHERS.get():
@@ -204,7 +207,7 @@ def kept_for_gradients(remat: bool) -> dict[str, Any] | None:
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     """Returns whether the forward pass keeps an operation's result for the gradients (`jax.checkpoint`)."""
-    # a constraint on activations costs nothing to repeat
+    # A gathered parameter is the result of a constraint. Constraints on activations are repeated too, at no cost.
     return str(primitive.name) != "sharding_constraint"
 
 
@@ -273,7 +276,8 @@ def check(config: Any, shape: Sequence[int], owner: str) -> None:
         if size % parts:
             raise ValueError(
                 f"{name}={size} of {owner} is not divisible by the {parts} parts of mesh={tuple(shape)}: "
-                f"choose a divisor of {math.gcd(*sizes.values())}, or keep a draft whole (draft_whole=True)"
+                f"give its second axis a divisor of {math.gcd(*sizes.values())}, or keep a draft unsplit "
+                "(draft_whole=True)"
             )
     if (encoder := getattr(config, "encoder", None)) is not None:
         check(encoder, shape, f"the encoder of {owner}")
@@ -295,7 +299,7 @@ def whole(leaf: Any, mesh: Mesh) -> Any:
 
 
 def _spread(leaf: Any, mesh: Mesh, spec: P) -> Any:
-    """Returns an array with layout `spec` on the mesh; every host passes the whole array in."""
+    """Returns an array with layout `spec` on the mesh; every host must pass the whole array as `leaf`."""
     # The callback runs for a host's own devices only, so the same code works for one host and for several.
     return jax.make_array_from_callback(leaf.shape, NamedSharding(mesh, spec), lambda part: leaf[part])
 
@@ -331,7 +335,7 @@ def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
 
 
 def rest(params: Params, mesh: Mesh | None) -> Params:
-    """Returns the parameters with every array on the mesh; arrays that were not on it are copied to every device."""
+    """Returns parameters that are all on the mesh; arrays that were not on it are copied to every device."""
     if mesh is None:
         return params
 

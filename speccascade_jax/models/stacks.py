@@ -28,7 +28,8 @@ STACK = "layers"
 
 Carry = TypeVar("Carry")
 Body = Callable[[Any, Params, int, Any], tuple[Any, Any]]
-"""Function of the carry, a layer's parameters, place in its group (static) and number; returns carry and output."""
+"""Function that applies one layer in a scan: from the carry, the layer's parameters, its place in its group (static)
+and its index, it returns the new carry and an output."""
 _LAYER = re.compile(r"/layers_(\d+)/")
 
 
@@ -45,9 +46,10 @@ def is_scanned(scan_layers: bool | None, depth: int) -> bool:
 
 
 def stack_path(path: str) -> tuple[str, int] | None:
-    """Returns the stacked parameter that a layer's parameter is a part of, and the layer; `None` if no layer has it.
+    """Returns the path of the stacked parameter that contains a layer's parameter, and the index of the layer.
 
-    "decoder/layers_3/mlp/wo/kernel" is layer 3 of "decoder/layers/mlp/wo/kernel".
+    "decoder/layers_3/mlp/wo/kernel" is layer 3 of "decoder/layers/mlp/wo/kernel". The result is `None` if the parameter
+    does not belong to a layer.
     """
     layer = _LAYER.search(path)
     return None if layer is None else (_LAYER.sub(f"/{STACK}/", path), int(layer[1]))
@@ -92,9 +94,9 @@ def separate_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[in
 
 
 def put_layer(stack: Array | None, leaf: Array, layer: int, layers: int) -> Array:
-    """Writes one layer's parameter into a stack of `layers` layers, in place; makes the stack if it is `None`.
+    """Writes one layer's parameter into a stack of `layers` layers, in place; creates the stack if it is `None`.
 
-    The stack has the layout of `leaf` on its devices, which hold no second copy of it.
+    The stack has the layout of `leaf` on the mesh. The devices never hold a second copy of the stack.
     """
     sharding = leaf.sharding
     if isinstance(sharding, NamedSharding):
@@ -152,9 +154,9 @@ def stack_of(module: nn.Module, layer: nn.Module, count: int, *inputs: Any) -> P
 
     Args:
         module: the encoder or decoder that the parameters belong to.
-        layer: one of its layers, without a parent.
-        count: the number of layers, at most that of the parameters: an early exit uses the first layers of the stack.
-        inputs: arguments of the layer, of any sizes.
+        layer: a layer module without a parent, which creates the parameters.
+        count: the number of layers. The stack may have more: an early exit uses only its first layers.
+        inputs: arguments with which the layer can be initialized, of any sizes.
     """
     if not count:
         return {}
@@ -179,7 +181,7 @@ def recomputed(body: Any, remat: bool) -> Any:
         remat: whether gradients recompute the whole layer.
     """
     options = kept_for_gradients(remat)
-    # A loop's iterations cannot share computations, so nothing has to prevent XLA from sharing them.
+    # XLA cannot merge computations of different iterations of a loop, so `prevent_cse` is not needed.
     return body if options is None else jax.checkpoint(body, prevent_cse=False, static_argnums=(2,), **options)
 
 
@@ -232,12 +234,12 @@ def over_layers(
     outputs: list[Any] = []
     if groups:
         parts = None if fixed else jax.tree.map(lambda x: _grouped(x[: groups * period], period), stack)
-        # The number has 32 bits, because an accelerator would compute an index of 64 bits in two halves. It is counted,
-        # because a slice of an array of numbers would be an operation in every iteration.
+        # The group's index has 32 bits, because accelerators compute 64-bit integers in two halves. The carry counts
+        # it, because reading it from an array would be one more operation in every iteration.
         (_, carry), stacked = jax.lax.scan(group, (jnp.zeros((), jnp.int32), carry), parts, length=groups)
         outputs = list(stacked)
-    # The layers that are left over take the first places of a group, so `in_order` finds them after these places'
-    # other layers.
+    # The layers after the last whole group take its first places. Their outputs are appended to those of these places,
+    # where `in_order` expects them.
     for place in range(rest):
         number = groups * period + place
         carry, out = body(carry, jax.tree.map(lambda leaf, index=number: leaf[index], stack), place, number)

@@ -184,18 +184,24 @@ class Attention(nn.Module):
         return self.out(mixed)
 
     def in_cache(self, x: Array, slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
-        """Returns what a write of `x` `[B, T, E]`, and attention to the whole cache, return; one kernel does both."""
+        """Writes the keys and values of `x` `[B, T, E]` into a cache, and attends to the cache, in one kernel.
+
+        Returns the attention's output `[B, T, E]`, and the cache's keys and values (`Slots.write`).
+        """
         names = ("qkv",) if self.has_variable("params", "qkv") else ("query", "key", "value")
-        # The kernel rounds the columns itself. Before it, rounding would be an operation of its own.
+        # The products stay float32, because the kernel rounds them. Rounding before it would be one more operation.
         mixed, written = self.mixed(tuple(getattr(self, name)(x, wide=True) for name in names), slots, bias)
         return self.out(mixed), written
 
     def to_fixed(self, x: Array, fixed: Slots, bias: Array) -> Array:
-        """Returns the attention of `x` `[B, T, E]` to fixed keys and values, as a call does; one kernel computes it."""
+        """Returns the attention's output `[B, T, E]` for `x` `[B, T, E]` and fixed keys and values, in one kernel."""
         return self.out(self.mixed((self.query(x, wide=True),), fixed, bias)[0])
 
     def mixed(self, columns: tuple[Array, ...], slots: Slots, bias: Array) -> tuple[Array, KeysValues]:
-        """Returns the attention `[B, T, H * K]` of a block's projections to a cache, and the cache (`Slots.attend`)."""
+        """Returns a block's attention to a cache before the output projection, `[B, T, H * K]`, and the cache.
+
+        `columns` are the block's projections (`Slots.attend`).
+        """
         return slots.attend(columns, bias, **self._kernel_sizes)
 
     @property
@@ -203,7 +209,7 @@ class Attention(nn.Module):
         return {"query_heads": self.config.num_heads // shards(), "size": self.config.head_dim}
 
     def _kept(self, queries: Array, keys_values: KeysValues) -> Array:
-        """Returns dropout's factors of the attention weights, `[B, H, 1, S]`: 0 if dropped, else above 1."""
+        """Returns dropout's factors for the attention weights, `[B, H, 1, S]`: 0 if dropped, otherwise above 1."""
         # The factors are drawn for all devices at once. Inside `local`, every device would draw those of the first
         # device.
         heads, slots = self.config.num_heads, keys_values[1].shape[1]
@@ -322,10 +328,10 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Array, KeysValues]:
         """Applies the layer to `x` `[B, T, E]`; returns its output, and the keys and values of the self-attention.
 
-        `bias` `[B or 1, H, T, S]` includes the mask, or is the function that makes it from the layer's own table.
+        `bias` `[B or 1, H, T, S]` includes the mask, or is the function that computes it from the layer's table.
         `cross` holds the cross-attention's keys and values or, without a cache, is the encoder's output `[B, N, E]`.
         If `slots` is given, the keys and values of `x` are first written into this cache, and the layer attends to all
-        its slots. The result then has those of the whole cache (`Slots.write`).
+        its slots. The returned keys and values are then those of the whole cache (`Slots.write`).
         """
         if callable(bias):
             bias = bias(self.relpos_bias)
@@ -341,9 +347,9 @@ class DecoderLayer(nn.Module):
 
     @nn.nowrap
     def fits_kernels(self, params: Params, x: Array, slots: Slots, cross: Slots) -> bool:
-        """Returns whether kernels compute attention, and products with the norms and sums around them."""
+        """Returns whether kernels can compute the layer: its attention, and its products with norms and sums."""
         c, new = self.config, x.shape[1]
-        # The kernels need fused columns, as `fuse` prepares them.
+        # The kernels need the fused matrices that `layers.fuse` prepares.
         sizes = c.d_model, c.num_heads * c.head_dim // shards(), c.d_ff // shards()
         fused = "qkv" in params["self_attention"] and "wi_01" in params["mlp"]
         fits = slots.fits(new) and cross.fits(new, written=False)
@@ -352,9 +358,9 @@ class DecoderLayer(nn.Module):
     def _in_kernels(
         self, x: Array, bias: Array, cross: Slots, cross_bias: Array, slots: Slots
     ) -> tuple[Array, KeysValues]:
-        """Returns what a call with a cache returns; five kernels compute it (on GPUs, eight)."""
+        """Applies the layer with a cache, as a call does, in five kernels (on GPUs, in eight)."""
         norms = (self.pre_self_attention_layer_norm, self.pre_cross_attention_layer_norm, self.pre_mlp_layer_norm)
-        # A norm is not applied here, but by the product after it.
+        # The norms are not applied here: a kernel computes each norm together with the product after it.
         first, second, last = (norm.in_kernel() for norm in norms)
         to_self, to_encoder, dtype = self.self_attention, self.encoder_decoder_attention, self.config.dtype
         _, columns = chain(x, [to_self.qkv.link(norm=first)], dtype)
@@ -529,13 +535,13 @@ def _one_state(config: T5Config) -> Array:
 
 
 def _dropout_key(module: nn.Module, deterministic: bool) -> Array | None:
-    """Returns the key of the dropout of all layers of a scan; `None` without dropout."""
+    """Returns the random key from which all layers of a scan derive their dropout keys; `None` without dropout."""
     return module.make_rng("dropout") if not deterministic and module.has_rng("dropout") else None
 
 
 def _dropout_of(key: Array | None, layer: Any) -> dict[str, Array]:
-    """Returns the key of one layer's dropout, as an argument `rngs`."""
-    # The layers of a scan are one program, so with equal keys all of them would drop the same units.
+    """Returns the random key of one layer's dropout, in the form of Flax's argument `rngs`."""
+    # All layers of a scan run the same program, so with equal keys they would drop the same units.
     return {} if key is None else {"dropout": jax.random.fold_in(key, layer)}
 
 
@@ -647,10 +653,10 @@ class Decoder(nn.Module):
         if not c.layer_dropout:
             return after
         rate = c.layer_dropout * (2 ** (i / max(1, c.num_decoder_layers - 1)) - 1)
-        # The first layer's rate is 0. In a scan the number is not known here, and the draw below keeps all rows.
+        # The first layer's rate is 0. In a scan, `i` is traced, so the draw is made, and with rate 0 it keeps all rows.
         if isinstance(i, int) and not i:
             return after
-        # In a scan, dropout inside the layer begins with `key`, so another key, derived from it, decides on the layer.
+        # In a scan, dropout inside the layer uses `key`, so the skip is drawn with another key, derived from it.
         key = self.make_rng("dropout") if key is None else jax.random.fold_in(key, c.num_decoder_layers)
         kept = jax.random.bernoulli(key, 1 - rate, (len(after), 1, 1))
         # Unlike dropout, the result is not rescaled: the input of a skipped layer is a valid input of the next layer.
@@ -703,7 +709,8 @@ class T5Module(nn.Module):
 
     def decode(self, encoded: Array, real: Array, decoder_input_tokens: Array, deterministic: bool = True) -> Array:
         """Returns the logits that `__call__` returns, computed from the encoder's output `[B, N, E]`."""
-        # A pytree, because a layer that is recomputed for gradients takes no other argument that is not static.
+        # The function is wrapped as a pytree, because a layer that gradients recompute accepts only pytrees and static
+        # arguments.
         bias_of = jax.tree_util.Partial(partial(_sequence_bias, length=decoder_input_tokens.shape[1]))
         bias = bias_of if self.config.layer_biases else bias_of(self.decoder.relpos_bias)
         x = self.token_embedder(decoder_input_tokens)
@@ -745,7 +752,8 @@ class T5Module(nn.Module):
         see: Callable[[Array], Array] = partial(_block_bias, length=cache.length, new=new, slots=slots)
         if branch is not None:
             see = partial(_branch_bias, start=cache.length - branch.num_cached, branch=branch, slots=slots)
-        # A layer's own bias is computed in every call, because a table is small and biases for all slots are not.
+        # If each layer has a bias table, every call computes the biases: the tables are small, but the cached biases of
+        # all layers would not be.
         bias = see(static.bias) if static.bias is not None else lambda table: see(_by_distance(table, rows, slots))
         x = self.token_embedder(tokens)
         hidden, attended = self.decoder(x, bias, static.cross, static.cross_bias, cache, True)
@@ -809,9 +817,9 @@ class T5(CachedModel[KVCache]):
         temperature: Array,
         turns: int,
     ) -> DraftedBlock:
-        """Drafts a block in one kernel, see `core.protocols.BlockModel`."""
+        """Drafts a block in one kernel (`core.protocols.BlockModel`)."""
         slots = cache.values[0].shape[-2]
-        # the last query's slot may lie beyond the cache, if the row misses no token; no row feeds it then
+        # In a row without a missed token, the bias's last query may lie beyond the cache. The row does not feed it.
         first = jnp.minimum(cache.length, slots - turns - 1)
         bias = _block_bias(cache.static.bias, first, turns + 1, slots)
         kernel = t5_blocks.kernel_of(self.config, cache, turns)

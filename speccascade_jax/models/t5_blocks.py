@@ -23,15 +23,15 @@ _NORMS = ("pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pr
 
 
 def kernel_of(config: T5Config, cache: KVCache, turns: int) -> Kernel:
-    """Returns the kernel that drafts a T5's blocks."""
+    """Returns the kernel that drafts a T5's blocks of `turns` tokens."""
     kernel = Kernel(
         rows=cache.length.shape[0], turns=turns, layers=config.num_decoder_layers, heads=config.num_heads,
         size=config.head_dim, width=config.d_model, hidden=config.d_ff, entries=config.num_embeddings,
         vocab=config.vocab_size, slots=cache.keys[0].shape[-1], fixed=cache.static.cross[0][0].shape[-1],
         dtype=config.dtype, epsilon=config.layer_norm_epsilon, gate=nn.gelu, vmem=platforms.vmem_bytes(),
     )  # fmt: skip
-    # One row's products and sums wait for each other; with four rows, the core has others to issue meanwhile. But the
-    # buffers of fewer rows take less VMEM, where caches can stay instead.
+    # A row's operations wait for each other. With groups of four rows, the core can work on other rows meanwhile. But
+    # smaller groups need smaller buffers, which leaves more VMEM for caches.
     groups = [replace(kernel, group=size) for size in (4, 2, 1) if kernel.rows % size == 0]
     return min(groups, key=lambda kernel: (not kernel.fits, kernel.moved_bytes))
 
@@ -50,11 +50,11 @@ def weights_of(config: T5Config, params: Params) -> Weights:
 
 
 def can_draft(config: T5Config, params: Params, cache: KVCache, turns: int) -> bool:
-    """Returns whether the kernel drafts a T5's blocks of `turns` tokens; otherwise XLA does."""
-    # With one layer, a turn could read a cache's tile before the turn before it has written it.
+    """Returns whether the kernel can draft a T5's blocks of `turns` tokens; otherwise XLA drafts step by step."""
     usual = config.gated and not (config.tied or config.scanned or config.layer_biases)
-    # A drawn token is fed, so each must have a row of the embedding. XLA clips tokens without one.
+    # Drawn tokens are fed, so each must have a row in the embedding. The kernel, unlike XLA, does not clip ids.
     usual = usual and config.num_embeddings >= config.vocab_size
+    # With a single layer, a turn could read a tile of the cache before the previous turn has written it.
     if not (platforms.uses_kernels() and usual and config.num_decoder_layers > 1):
         return False
     # Parameters of another dtype would be cast at every call, and packed ones are for a CPU.

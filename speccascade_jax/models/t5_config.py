@@ -11,8 +11,8 @@ from speccascade_jax.storage.errors import COPY_AGAIN, CheckpointError, incomple
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# A map from the number of rows of an embedding to its number of real entries. T5's 32,000 pieces and 100 sentinels are
-# padded to 32,128 rows for sharding.
+# Maps the number of rows of an embedding to the number of rows that are tokens. T5's 32,000 pieces and 100 sentinels
+# are padded to 32,128 rows for sharding.
 PADDED_VOCABULARIES = {32128: 32100}
 EMBEDDING = "token_embedder/embedding"
 _BIAS = "relpos_bias/rel_embedding"
@@ -34,8 +34,8 @@ class T5Config:
         tied: whether the embedding computes the logits too, from states scaled by `d_model ** -0.5`; otherwise
             `logits_dense` computes them.
         layer_dropout: probability that training skips the last decoder layer for a row; lower layers are skipped less
-            often (`t5.Decoder`). Decoding ignores this option and `dropout_rate`. The `repr`, which fingerprints
-            hash, omits `layer_dropout`.
+            often (`t5.Decoder`). Decoding ignores this option and `dropout_rate`. The model's fingerprint, a hash of
+            the `repr` and the weights, does not depend on it.
         dtype: dtype of computation; parameters of another dtype are cast when they are used. Norms, softmax and logits
             are always float32.
         start_id: id of the token that decoding starts from.
@@ -82,7 +82,7 @@ class T5Config:
             if not 0 <= getattr(self, name) < self.num_embeddings:
                 raise ValueError(f"{name} is {getattr(self, name)}: give an id from 0 to {self.num_embeddings - 1}")
         if not 0 <= self.layer_dropout < 1:
-            raise ValueError(f"layer_dropout is {self.layer_dropout}: give a share of the rows in [0, 1)")
+            raise ValueError(f"layer_dropout is {self.layer_dropout}: give a probability of at least 0 and below 1")
 
     @property
     def scanned(self) -> bool:
@@ -117,7 +117,7 @@ Sources of the sizes: the gin files of T5 1.1 (google-research/t5x, examples/t5/
 
 
 def t5_shapes(c: T5Config) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the parameters of `T5Module(c)` by name, with the layers' parameters separate.
+    """Returns the shapes of the parameters of `T5Module(c)` by name, with separate parameters for each layer.
 
     The shapes are computed without tracing the module, which would take longer than reading a small model's weights.
     """
@@ -152,8 +152,8 @@ def _layer_shapes(c: T5Config, stack: str) -> dict[str, tuple[int, ...]]:
 def infer_t5(path: Path, shapes: Shapes) -> T5Config | None:
     """Returns the T5 configuration that the names and shapes of parameters imply; `None` if they are not a T5's.
 
-    Options that names and shapes do not determine have T5's values: relative distances up to 128, epsilon 1e-6, GELU as
-    the activation of gated units, and otherwise ReLU.
+    Options that names and shapes do not determine get T5's values: relative distances up to 128, epsilon 1e-6, GELU for
+    gated feed-forwards and ReLU for others.
 
     Args:
         path: the checkpoint's path, for errors.

@@ -24,8 +24,9 @@ def catch_up(
 ) -> Cache:
     """Feeds committed tokens to a model until every active row of its cache has consumed `length − 1` tokens.
 
-    If all tokens of a block were accepted, the draft's cache lacks the block's last token. The cache of a drafter that
-    skipped rounds lacks all tokens that were committed in these rounds. If no token is missing, nothing is fed.
+    If all tokens of a block were accepted, the draft model's cache lacks the block's last token. If a draft model did
+    not take part in some rounds, its cache lacks all tokens that were committed in them. If no token is missing,
+    nothing is fed.
 
     Args:
         model: the model that is fed.
@@ -35,8 +36,8 @@ def catch_up(
         length: int32 `[B]`, the number of committed tokens of each row.
         active: bool `[B]`; inactive rows keep their caches.
         block: number of tokens that are fed at once if more than one is missing. It must not exceed the engine's
-            longest block, for which caches have room. Use 1 if at most one token can be missing.
-        spared: number of tokens that may still be missing at the end, because the caller feeds them.
+            longest block, because caches have room for no more. Use 1 if at most one token can be missing.
+        spared: number of missing tokens that are not fed, because the caller feeds them later.
 
     Returns:
         The cache after the missing tokens.
@@ -79,8 +80,8 @@ def continued(
 ) -> LMOutput:
     """Prefills a model, then feeds it the prompt's last token and `tokens` `[B, T]`; returns the `T + 1` outputs.
 
-    The cache gets `spare` further slots, which stay unused. They matter because the number of slots affects rounding.
-    If `layers` are named, the result has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).
+    The cache gets `spare` more slots than it needs, because the number of slots affects how sums are rounded. If
+    `layers` are named, the result has `LMOutput.layer_states` too (`core.protocols.LayeredModel`).
     """
     cache = model.prefill(params, prompt, prompt.tokens.shape[1] + tokens.shape[1] + spare)
     pending = jnp.take_along_axis(prompt.tokens, prompt.length[:, None] - 1, axis=1)
@@ -92,8 +93,8 @@ def continued(
 @jax.jit
 def along(bound: BoundModel, prompt: Prompt, tokens: Array) -> Array:
     """Returns the logits `[B, L, V]` that predict each of `tokens` `[B, L]`; feeds all tokens in one call."""
-    # The last token is not fed, because no logits after it are needed. Its slot exists, so that sums are rounded as if
-    # it were fed.
+    # The last token is not fed, because no logits after it are needed. The cache still has a slot for it, so that sums
+    # are rounded as if it were fed.
     logits = continued(bound.model, bound.params, prompt, tokens[:, :-1], spare=1).logits
     return logits[..., : bound.model.vocab_size]
 
@@ -122,13 +123,13 @@ def states(model: Any, params: Params, prompt: Prompt, tokens: Array) -> Array:
 
 @partial(jax.jit, static_argnames="layers")
 def layer_states(bound: BoundModel, prompt: Prompt, tokens: Array, layers: tuple[int, ...]) -> Array:
-    """Returns the target's hidden states after chosen layers, on which a drafter head is trained, in one pass.
+    """Returns the target's hidden states after chosen layers, in one pass, to train a head that drafts from them.
 
     Args:
         bound: the target, a `core.protocols.LayeredModel` with its parameters.
         prompt: `[B, P]`.
         tokens: int32 `[B, T]`, the tokens after the prompt.
-        layers: numbers of `L` layers, as in `LayeredModel` (static).
+        layers: indices of `L` layers, as in `LayeredModel` (static).
 
     Returns:
         float `[B, T + 1, L, D]`. Entry 0 is the state after the prompt's last token, and entry `j` the state after

@@ -1,9 +1,9 @@
-"""Attention of a block of tokens to a cache, as one kernel for GPUs that also writes the block's keys and values.
+"""Attention of a block of tokens to the cache: one GPU kernel, which also writes the block's keys and values.
 
 XLA starts five to seven kernels for this in each layer: it splits the projections, writes keys and values, and computes
-logits, weights and the weighted values. Here each query head of each row is one program of a Triton kernel. The
-program reads the cached slots in chunks, whose results it combines as Flash-Decoding does (Dao et al., 2023). The
-block's own keys and values come from the projections, so no program reads a slot that another one writes.
+logits, weights and the weighted values. Here, a single Triton kernel runs one program for each query head of each row.
+The program reads the cached slots in chunks, whose results it combines as Flash-Decoding does (Dao et al., 2023). It
+takes the block's own keys and values from the projections, so no program reads a slot that another one writes.
 
 Shape letters: those of `decode_attention`.
 """
@@ -23,11 +23,12 @@ from speccascade_jax.core.types import Array
 from speccascade_jax.runtime import platforms
 
 TILE = 16
-"""Most tokens of a block: the smallest operand of a product in Triton. A longer block is left to XLA."""
+"""Largest number of tokens in a block, and the smallest operand of a Triton product. XLA computes longer blocks."""
 MOST_BYTES = 2**19
-"""Most bytes of a head's keys and values. One program reads them all, so with more of them XLA uses the GPU better."""
+"""Largest size of a head's keys and values, in bytes. One program reads all of them. Beyond this size, XLA uses the GPU
+better, because it is not limited to one program per head."""
 CHUNK = 64
-"""Slots that a program reads at once."""
+"""Number of slots that a program reads at once."""
 _OUTSIDE = -2e10
 """Logit of a column that is not a cached slot. It is below that of a masked slot."""
 
@@ -64,7 +65,7 @@ def attend(
     cap: float | None = None,
     ring: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Returns the attention of a block, and the cache with its keys and values; see `decode_attention.attend`."""
+    """Writes a block's keys and values into a cache, and computes its attention, as `decode_attention.attend` does."""
     rows, new, width = columns[0].shape
     heads, slots = keys.shape[-3] // rows, keys.shape[-1]
     kernel = _Kernel(
@@ -82,14 +83,14 @@ def attend(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One kernel: its sizes, the call, and the body, which runs once for each row and query head.
+    """The sizes of one kernel, and its call. The kernel's body is `_run`, once for each row and query head.
 
     Attributes:
         rows, new: `B` and `T`.
         heads, groups, size, slots: `n`, `g`, `K` and `S`.
         bias: the bias's numbers of rows, heads and tokens, each of which may be 1.
         cap, ring: as in `attend`.
-        writes: whether the block has keys and values.
+        writes: whether the block's keys and values are written into the cache.
     """
 
     rows: int
@@ -105,17 +106,17 @@ class _Kernel:
 
     @property
     def query_heads(self) -> int:
-        """`N`."""
+        """Number of query heads, `N`."""
         return self.heads * self.groups
 
     def call(
         self, begin: Array, layer: Array, columns: tuple[Array, ...], bias: Array, keys: Array, values: Array
     ) -> list[Array]:
-        """Returns the attention's output and, if the block has keys and values, the caches.
+        """Returns the attention's output and, if the block's keys and values are written, the caches.
 
         Args:
-            begin: int32 `[B]`, each row's first slot.
-            layer: int32 `[1]`, the layer of a stack.
+            begin: int32 `[B]`, the slot of the block's first token in each row.
+            layer: int32 `[1]`, the index of the layer in the cache.
             columns: as in `attend`.
             bias: as in `attend`.
             keys: the cache of all layers, `[L * B * n, K, S]`.
@@ -140,7 +141,7 @@ class _Kernel:
 
 
 def _run(kernel: _Kernel, begins: Any, layer: Any, bias: Any, *refs: Any) -> None:
-    """Runs the kernel's body for one row and query head; `refs` are those of `_Kernel.call`, in its order."""
+    """Runs the kernel for one row and query head; `refs` are the other inputs of `_Kernel.call`, and the outputs."""
     outputs = 3 if kernel.writes else 1
     *columns, keys, values = refs[:-outputs]
     row, query_head = (op(pl.program_id(0), kernel.query_heads) for op in (jax.lax.div, jax.lax.rem))
@@ -167,11 +168,11 @@ def _run(kernel: _Kernel, begins: Any, layer: Any, bias: Any, *refs: Any) -> Non
     # Blocks have fewer tokens than a tile has rows.
     real = token < kernel.new
     if kernel.writes:
-        # padding gets places behind the last slot, because in a short ring it would have those of other tokens
+        # Padding gets slots beyond the last one. In a short ring buffer, it would otherwise have slots of other tokens.
         slots = jnp.where(real, _wrapped(kernel, begin + token), kernel.slots + token)
         new_keys, new_values = (_block(kernel, columns, part, row, head).astype(keys.dtype) for part in (1, 2))
         sums = _added(sums, seen(new_keys.T, slots, real), new_values)
-        # the query heads of a group share their keys and values, and the first one of them writes
+        # The query heads of a group share their keys and values, so only the first of them writes.
         written = real & (query_head == head * kernel.groups)
         pltriton.store(refs[-2].at[place, wide[:, None], slots[None]], new_keys.T, mask=written[None])
         pltriton.store(refs[-1].at[place, slots[:, None], wide[None]], new_values, mask=written[:, None])
@@ -182,14 +183,14 @@ def _run(kernel: _Kernel, begins: Any, layer: Any, bias: Any, *refs: Any) -> Non
 
 
 def _chunks(kernel: _Kernel, begin: Any) -> Any:
-    """Returns how many chunks hold slots that a row sees; later ones are neither read nor computed."""
+    """Returns how many chunks of cached slots a row sees, counted from the first; later chunks are skipped."""
     if kernel.ring or not kernel.writes:
         return pl.cdiv(kernel.slots, CHUNK)
     return jax.lax.div(jnp.minimum(begin, kernel.slots) + CHUNK - 1, CHUNK)
 
 
 def _wrapped(kernel: _Kernel, slots: Any) -> Any:
-    """Returns the slots of positions, which in a ring buffer continue with slot 0."""
+    """Returns slots with those beyond a ring buffer's end wrapped around to its beginning."""
     return jnp.where(slots >= kernel.slots, slots - kernel.slots, slots) if kernel.ring else slots
 
 
@@ -206,7 +207,7 @@ def _is_new(kernel: _Kernel, slots: Any, begin: Any) -> Any:
 
 def _block(kernel: _Kernel, refs: list[Any], part: int, row: Any, head: Any) -> Any:
     """Returns a head's queries (part 0), keys (1) or values (2) of the block, `[TILE, K]`; rows of padding are zero."""
-    # in one array, the queries, keys and values are side by side
+    # If there is one array, it holds the queries, keys and values side by side.
     before = 0 if part == 0 or len(refs) > 1 else kernel.query_heads + (part - 1) * kernel.heads
     token, columns = jnp.arange(TILE), (before + head) * kernel.size + jnp.arange(kernel.size)
     ref = refs[min(part, len(refs) - 1)]
@@ -214,7 +215,7 @@ def _block(kernel: _Kernel, refs: list[Any], part: int, row: Any, head: Any) -> 
 
 
 def _logits(kernel: _Kernel, queries: Any, bias: Any, row: Any, head: Any, keys: Any, slots: Any, real: Any) -> Any:
-    """Returns the logits `[TILE, C]` of keys `[K, C]` in some slots, with their bias; those of no slot are lowest."""
+    """Returns the logits `[TILE, C]` of keys `[K, C]` in `slots`, with their bias; `_OUTSIDE` where `real` is false."""
     x = _dot(queries, keys)
     if kernel.cap is not None:
         x = kernel.cap * jnp.tanh(x / kernel.cap)
@@ -228,7 +229,7 @@ def _logits(kernel: _Kernel, queries: Any, bias: Any, row: Any, head: Any, keys:
 def _added(sums: Any, logits: Any, values: Any) -> Any:
     """Adds the weighted values `[C, K]` of some slots to the sums: largest logit, sum of weights, weighted values."""
     largest, total, weighted = sums
-    # Earlier weights are relative to an earlier maximum, so they are scaled to the new one.
+    # Earlier weights are relative to the earlier maximum, so they are rescaled to the new one.
     now = jnp.maximum(largest, logits.max(-1))
     scale, weights = jnp.exp(largest - now), jnp.exp(logits - now[:, None])
     total = total * scale + weights.sum(-1)
@@ -236,6 +237,6 @@ def _added(sums: Any, logits: Any, values: Any) -> Any:
 
 
 def _dot(x: Any, y: Any) -> Any:
-    # Triton would round float32 operands to TF32.
+    # Without the precision, Triton would round float32 operands to TF32.
     precision = jax.lax.Precision.HIGHEST if y.dtype == jnp.float32 else None
     return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

@@ -1,8 +1,8 @@
-"""Products of a few rows with a matrix, as one kernel for GPUs that also computes what stands around the product.
+"""Product of a few rows with a matrix: one GPU kernel, which also computes the norm, gate or residual sum around it.
 
 XLA starts one or two kernels for a norm, one or two for the product of a few rows after it, and one for gated units or
-for the residual sum. Here all of this is one Triton kernel. Each program computes some columns for all rows: it reads
-its part of the matrix once, and computes the norm of the rows anew, which takes little of the time of that reading.
+for the residual sum. Here all of this is one Triton kernel. Each program computes some columns for all rows. It reads
+its part of the matrix once. It also computes the norm of all rows, which takes little time compared with that read.
 
 Shape letters: `R` rows, `E` inputs, `F` outputs, and `N` columns of the matrix (`2 F` for gated units).
 """
@@ -24,17 +24,17 @@ from speccascade_jax.core.types import Array
 from speccascade_jax.runtime import platforms
 
 MOST_ROWS = 64
-"""Most rows of a product; with more of them, XLA's library is faster, because it reads a matrix once for all rows."""
+"""Largest number of rows; with more rows, the library that XLA calls is faster."""
 CHUNK = 128
-"""Most inputs of a step; a step's part of the matrix is loaded while the step before it multiplies."""
+"""Largest number of inputs per step. A step's part of the matrix is loaded while the step before it multiplies."""
 PROGRAMS = 128
-"""Number of programs that are wanted, about as many as a large GPU has cores."""
+"""Number of programs to aim at, about as many as a large GPU has multiprocessors."""
 _TILE = 16
 """Smallest size of a product's operands in Triton."""
 
 
 class Norm(NamedTuple):
-    """A root mean square norm of a product's rows: `x / sqrt(mean x² + epsilon) · (offset + scale)`, scale `[E]`."""
+    """A root mean square norm `x / sqrt(mean x² + epsilon) · (offset + scale)` before a product; `scale` is `[E]`."""
 
     scale: Array
     epsilon: float
@@ -42,7 +42,7 @@ class Norm(NamedTuple):
 
 
 def fits(rows: int, sizes: tuple[int, ...], dtype: Any) -> bool:
-    """Returns whether the kernel computes products of `rows` rows with matrices that have inputs of these `sizes`."""
+    """Returns whether the kernel can multiply `rows` rows by matrices of `sizes` input features."""
     name = jnp.dtype(dtype).name
     whole = all(size % _TILE == 0 for size in sizes)
     return platforms.uses_gpu_kernels() and rows <= MOST_ROWS and whole and name in ("bfloat16", "float32")
@@ -64,11 +64,13 @@ def multiply(
         matrix: the matrix.
         dtype: dtype to which the norm's result and the matrix are rounded.
         norm: norm of the rows before the product.
-        gate: `gate(first half of the columns) · second half` is returned, `F = N / 2`, in `dtype`.
-        residual: `[..., F]`, is added, and the result is in `dtype`. Without it and a gate, the result is float32.
+        gate: function of gated units: the result is `gate(first half of the columns) · second half`, `F = N / 2`, in
+            `dtype`.
+        residual: array `[..., F]` that is added to the product; the result is in `dtype`. Without a gate and a
+            residual, the result is float32.
     """
     (inputs, columns), rows = matrix.shape, x.reshape(-1, x.shape[-1])
-    # Gated units join two columns to one.
+    # Gated units combine two columns into one.
     outputs = columns // 2 if gate is not None else columns
     kernel = _Kernel(
         rows=len(rows), inputs=inputs, outputs=outputs, dtype=jnp.dtype(dtype).name, gate=gate,
@@ -82,7 +84,7 @@ def multiply(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """One kernel: its sizes, the call, and the body, which runs once for each block of columns.
+    """The sizes of one kernel, and its call. The kernel's body is `_run`, once for each block of columns.
 
     Attributes:
         rows, inputs, outputs: `R`, `E` and `F`.
@@ -102,22 +104,22 @@ class _Kernel:
 
     @property
     def padded(self) -> int:
-        """Rows of a tile."""
+        """Number of rows, rounded up to a size that Triton can multiply."""
         return max(_TILE, pl.next_power_of_2(self.rows))
 
     @property
     def chunk(self) -> int:
-        """Inputs of a step."""
+        """Number of inputs per step."""
         return math.gcd(CHUNK, self.inputs)
 
     @property
     def width(self) -> int:
-        """Columns of a program."""
+        """Number of result columns per program."""
         return next((w for w in (64, 32) if self.outputs // w >= PROGRAMS), _TILE)
 
     def call(self, rows: Array, matrix: Array, others: list[Array]) -> Array:
         """Returns the result `[R, F]`; `others` are the norm's scale and the residual, if there are any."""
-        # Without a sum or a gate the caller rounds, as after a product by XLA.
+        # Without a residual or a gate, the result stays float32, and the caller rounds it, as after XLA's product.
         wide = self.gate is None and not self.adds
         result: Array = pl.pallas_call(
             partial(_run, self),
@@ -131,8 +133,9 @@ class _Kernel:
 
 
 def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
-    """Runs the kernel's body for one block of columns; `refs` are the others of `_Kernel.call`, and the result."""
-    scale, residual, result = refs[0], refs[-2:][0], refs[-1]  # those that the kernel has
+    """Runs the kernel for one block of columns; `refs` are `others` of `_Kernel.call`, and the result."""
+    # A name whose array this kernel does not have is an alias of another array, and is not used below.
+    scale, residual, result = refs[0], refs[-2:][0], refs[-1]
     row, column = jnp.arange(kernel.padded), pl.program_id(0) * kernel.width + jnp.arange(kernel.width)
     real, inside = (row < kernel.rows)[:, None], (column < kernel.outputs)[None]
     # Padding of rows and columns is loaded as zeros, and not stored.
@@ -171,6 +174,6 @@ def _run(kernel: _Kernel, x: Any, matrix: Any, *refs: Any) -> None:
 
 
 def _dot(x: Any, y: Any) -> Any:
-    # Triton would round float32 operands to TF32.
+    # Without the precision, Triton would round float32 operands to TF32.
     precision = jax.lax.Precision.HIGHEST if y.dtype == jnp.float32 else None
     return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)
