@@ -77,7 +77,8 @@ def check_recorded(folder: Path, name: str) -> None:
         return
     content = (folder / name).read_bytes()
     if name.endswith(".gz"):
-        with contextlib.suppress(OSError, EOFError, zlib.error):  # a damaged file has another checksum, too
+        # The raw bytes of a damaged archive have another checksum too, so the error below is raised.
+        with contextlib.suppress(OSError, EOFError, zlib.error):
             content = gzip.decompress(content)
     if (now := checksum(content)) != before:
         again = f"delete it and run  python -m experiments.fetch_data {name.partition('/')[0]} --to '{folder}'"

@@ -24,7 +24,7 @@ _SECONDS = 60  # of silence before a download is given up
 
 
 class Fetcher:
-    """Fetches files into a data directory; texts that several files are made from are downloaded once.
+    """Fetches files into a data directory; downloads a source only once, even if several files are made from it.
 
     Attributes:
         folder: the data directory.
@@ -36,21 +36,21 @@ class Fetcher:
         self._downloads: dict[str, bytes] = {}
 
     def fetch(self, name: str, file: File) -> str:
-        """Fetches a file if it is absent, and verifies it otherwise; returns what was done, in words.
+        """Fetches a file if it is absent, and verifies it otherwise; returns a short text that says what was done.
 
         Args:
             name: the file's name in the data directory, such as "gsm8k/train.jsonl.gz".
-            file: its sources.
+            file: the sources, and the function that makes the file from them.
 
         Raises:
-            ValueError: the file, or what its sources give now, has another checksum than the recorded one; a source is
-                damaged; or a folder has the file's name.
+            ValueError: the checksum of the file, or of the rows that its sources now hold, differs from the recorded
+                one; a source is damaged; or a folder has the file's name.
             ImportError: a source is on the hub, and the extra `hub` is not installed.
             OSError: a source cannot be reached, or the file cannot be written.
         """
         path, lock = self.folder / name, directory.recorded(self.folder)
         if path.is_dir():
-            raise ValueError(f"{path} is a folder, but the name of a file of the data set: move it away")
+            raise ValueError(f"{path} is a folder, but the data set needs a file of this name: move the folder away")
         if path.exists():
             known = name in lock["sha256"]
             directory.check_recorded(self.folder, name)
@@ -77,9 +77,10 @@ class Fetcher:
             raise _changed(file.sources[0], error) from error
         if not rows:
             raise _changed(file.sources[0], "it has no rows")
-        # A checksum is recorded at once, so that a mirror's error page would count as the file from then on.
+        # The first download's checksum is recorded and trusted later. Without this check, the error page of a mirror
+        # would be recorded as the file.
         if other := [row for row in rows if not isinstance(row, dict)]:
-            raise _changed(file.sources[0], f"a row is {other[0]!r:.40}")
+            raise _changed(file.sources[0], f"a row is {other[0]!r:.40}, not an object with fields")
         return rows
 
     def _content(self, source: str, revisions: dict[str, str]) -> Any:
@@ -136,5 +137,5 @@ def _parsed(name: str, text: str) -> Any:
     lines = text.removesuffix("\n").split("\n")
     if ".jsonl" not in name:
         return lines
-    # DialogSum's archive has Python's notation of dictionaries, with other quotes.
+    # DialogSum's archive writes rows as Python dictionaries with single quotes, which are not valid JSON.
     return [json.loads(line) if line.startswith('{"') else ast.literal_eval(line) for line in lines if line.strip()]

@@ -1,9 +1,11 @@
 """Public sources of the files that few-shot tasks and Spec-Bench read, and functions that make these files from them.
 
-A file that is called a half holds every second row of a public set. Questions that are also in Spec-Bench belong to the
-half that has them in Spec-Bench. The rows from GitHub, at fixed commits, are those that this project measured with. For
-MBPP, MMLU and CommonsenseQA the publishers' sets on the hub take the place of copies without a licence: the rule is the
-same, but single texts may differ.
+A file with "half" in its name holds every second row of a public data set. A question that also occurs in Spec-Bench is
+an exception: the file holds it exactly if `spec_bench/dev_half.jsonl` holds it too.
+
+The sources on GitHub have fixed commits, and this project's results were measured with their rows. The results for
+MBPP, MMLU and CommonsenseQA were measured with copies that have no licence. The publishers' data sets on Hugging Face's
+hub replace these copies: the same rows are chosen, but a few texts may differ.
 """
 
 import re
@@ -47,14 +49,17 @@ def _bench_half(bench: Iterable[Row]) -> list[Row]:
 
 
 def _half(rows: Iterable[Row], bench: list[Row]) -> list[Row]:
-    """Returns every second row, but of the questions in Spec-Bench those in its half."""
+    """Returns every second row; a question of Spec-Bench is returned exactly if it is in Spec-Bench's half."""
     half = {_spelling(row["turns"][0]) for row in _bench_half(bench)}
     inside = {spelling: spelling in half for spelling in (_spelling(row["turns"][0]) for row in bench)}
     return [row for number, row in enumerate(rows) if inside.get(_spelling(row["question"]), number % 2 == 0)]
 
 
 def _spelling(question: str) -> str:
-    """Returns a question's words, because Spec-Bench has capitals and question marks that its sources lack."""
+    """Returns a question's words in lower case, for comparison.
+
+    Spec-Bench has capitals and question marks that its sources lack.
+    """
     return " ".join(re.findall("[a-z0-9]+", question.lower()))
 
 
@@ -87,7 +92,7 @@ def _cnn(rows: list[Row]) -> list[Row]:
 
 
 def _mmlu(rows: list[Row]) -> list[Row]:
-    """Returns the questions by subject, with letters as answers."""
+    """Returns the questions sorted by subject, with each answer's index replaced by its letter."""
     return [row | {"answer": "ABCD"[row["answer"]]} for row in sorted(rows, key=itemgetter("subject"))]
 
 
@@ -145,4 +150,7 @@ DATA_SETS: dict[str, tuple[str, tuple[File, ...]]] = {
         File(f"{split}.jsonl", (f"{_TRIVIA}:unfiltered.nocontext#{split}",), _trivia)
         for split in ("validation", "train"))),
 }  # fmt: skip
-"""Folder of the data directory -> licence and files. Sets on the hub come last, because they need the extra `hub`."""
+"""The licence and the files of each data set, by its folder in the data directory.
+
+Data sets on the hub come last, because fetching them needs the extra `hub`.
+"""

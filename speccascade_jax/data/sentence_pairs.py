@@ -32,7 +32,7 @@ def read_pairs(path: str | Path, columns: Columns = (0, 1)) -> list[TextPair]:
             names of the two fields.
 
     Raises:
-        FileNotFoundError: neither path exists.
+        FileNotFoundError: the file is neither at `path` nor in the data directory.
         ValueError: a line is not in UTF-8, has not exactly one tab, or lacks a field (the message names the line's
             number); a gzip file is damaged.
     """
@@ -73,8 +73,8 @@ def read_tokens(
     """Returns the token ids of the first `limit` pairs of a file, whose columns are texts or pieces (`holds_pieces`).
 
     Raises:
-        ValueError: the file holds pieces (`holds_pieces`), and the vocabulary is not a sentencepiece file; as in
-            `read_pairs`.
+        ValueError: the file holds pieces (`holds_pieces`), and the vocabulary is not a sentencepiece file. Other errors
+            are those of `read_pairs`.
     """
     ids: Callable[[str], list[int]] = vocabulary.encode
     if holds_pieces(path):

@@ -29,7 +29,7 @@ ENDINGS = (".tsv", ".csv", ".jsonl")
 _ENDS = f"{', '.join(ENDINGS)} (or these with .gz)"
 _WHOLE = "all"
 DIVIDED = ("validation", "train")
-"""The splits of a file whose rows are divided."""
+"""The two splits of a file whose rows `FileTask.held_out` divides."""
 _SPLITS = "dataset_dict.json"  # `datasets` writes this file for several splits, and "state.json" for one split
 _LONGEST_FIELD = 1 << 30
 _REMEDIES = {
@@ -54,10 +54,10 @@ def is_file(name: object) -> bool:
 
 
 def check_no_path(name: str) -> None:
-    """Raises an error for a task's name that can only be a path that `FileTask` does not read.
+    """Raises an error if a task's name is clearly meant as a path, but not as one that `FileTask` reads.
 
-    Such a name is that of an existing file, or it has an ending and a slash, or an ending that is nearly one of
-    `ENDINGS` where Python has no module of the name before the dot.
+    A name counts as a path in three cases: it is an existing file; it has an ending and a slash; or its ending
+    resembles one of `ENDINGS` (".cvs"), and the text before the dot is not the name of a Python module.
 
     Raises:
         FileNotFoundError: there is no such file; the message names the nearest one beside it.
@@ -110,8 +110,8 @@ class FileTask(Task):
             "all".
 
     Raises:
-        ValueError: a value is invalid, before anything is read. `load` raises it if the file is damaged, a column is
-            missing (the message names the line and the columns), or the pool is too small.
+        ValueError: a value is invalid; this is checked before any file is read. `load` raises it if the file is
+            damaged, a column is missing (the message names the line and the columns), or the pool is too small.
         FileNotFoundError: there is no such file.
         ImportError: the path is a folder, and `datasets` is not installed.
 
@@ -244,10 +244,10 @@ class FileTask(Task):
 
 
 def divided(records: Sequence[Record], share: float) -> tuple[list[Record], list[Record]]:
-    """Returns the records for validation, and those for training, both in the order of the file.
+    """Divides records into those for validation and those for training, both in the order of the file.
 
-    The records whose prompts have the smallest hashes are for validation: `share` of them, but at least one. Records
-    with the same prompt have the same hash, so no prompt is in both parts.
+    The records whose prompts have the smallest hashes are for validation: a fraction `share` of all records, but at
+    least one record. Records with the same prompt have the same hash, so no prompt is in both parts.
     """
     hashes = [hashlib.blake2b(record.question.encode(), digest_size=8).digest() for record in records]
     last = sorted(hashes)[max(1, round(share * len(hashes))) - 1] if hashes else b""

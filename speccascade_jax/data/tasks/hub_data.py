@@ -1,8 +1,9 @@
 """Rows of data sets on Hugging Face's hub, by names such as `hf:EdinburghNLP/xsum`, for `FileTask`.
 
-A name is `hf:owner/name`, with `@revision` and with `:configuration` after it if there are any. Only the Parquet files
-of one split are fetched: those of the copy that the hub itself makes in the branch `refs/convert/parquet`, or else, and
-with a revision, those of the repository, in the layout that the library `datasets` writes.
+A name is `hf:owner/name`, which `@revision` and `:configuration` may follow. Only the Parquet files of one split are
+fetched. They come from the copy that the hub itself makes in the branch `refs/convert/parquet`. If this copy lacks the
+split, or the name has a revision, they come from the repository's own branch or revision instead, where they must have
+the layout that the library `datasets` writes.
 """
 
 import re
@@ -39,11 +40,17 @@ KNOWN = {
         "source": "translation.en", "reference": "translation.de",
         "template": "translate English to German: {source}", "max_input_length": 128}),
 }  # fmt: skip
-"""Repository -> what `get_task` knows of it; other data sets need `FileTask` with their columns."""
+"""The data sets, by repository, for which `get_task` sets columns, template and lengths.
+
+For other data sets, a `FileTask` must name the columns.
+"""
 
 
 _CONFIGURATION = re.compile(r"(?!\.+$)[^<>:/\\|?*\[\]@]+")
-"""Names of configurations: those that the library `datasets` accepts, without signs of patterns and of revisions."""
+"""Pattern of a configuration's name: as in the library `datasets`, but without `[`, `]` and `@`.
+
+The brackets have a meaning in patterns of files, and `@` begins a revision.
+"""
 _PARQUET = re.compile(r"([^/]+)/([^/]+?)(?:/[^/]+|-[\d][^/]*)\.parquet")
 _MOST = 20  # configurations that a message lists
 
@@ -61,7 +68,7 @@ def is_name(path: object) -> bool:
 def _parsed(path: str) -> _DataName:
     address, _, configuration = path.removeprefix(hub.PREFIX).partition(":")
     name = hub.name_of(f"{hub.PREFIX}{address}", "dataset")
-    assert name is not None  # texts with the prefix are names, or raise
+    assert name is not None  # `name_of` returns None only for a text without the prefix
     if "@" in configuration:
         first, _, revision = configuration.partition("@")
         raise ValueError(f"{path}: the revision comes first: write {hub.PREFIX}{name.repository}@{revision}:{first}")
@@ -72,7 +79,10 @@ def _parsed(path: str) -> _DataName:
 
 
 _SOURCES: dict[tuple[str, str], hub.HubName] = {}
-"""Repository or copy that this process has read the rows from, by path and split: one split may be in the copy only."""
+"""The repository, or its Parquet copy, from which this process read rows, by path and split.
+
+It may differ between the splits of one data set, because the copy may lack a split.
+"""
 
 
 def task_fields(path: str) -> dict[str, Any]:
@@ -101,14 +111,14 @@ def splits(path: str) -> tuple[str, ...]:
 
 
 def commits(path: str, split: str) -> dict[str, str]:
-    """Returns the commit that this process has read a split's rows from, by the path; nothing before they are read."""
+    """Returns `{path: commit}` with the commit from which this process read a split; `{}` if it has not read it."""
     source = _SOURCES.get((path, split))
     commit = None if source is None else hub.commit_of(source)
     return {} if commit is None else {path: commit}
 
 
 def rows(path: str, split: str) -> Iterator[dict[str, Any]]:
-    """Returns the rows of a split; a column with parts gives one more column for each, such as `translation.en`.
+    """Returns the rows of a split; a column of dictionaries adds one column per key, such as `translation.en`.
 
     Raises:
         ImportError: `pyarrow` is not installed.
@@ -116,7 +126,7 @@ def rows(path: str, split: str) -> Iterator[dict[str, Any]]:
         OSError: the files cannot be fetched (`hub.fetched`), or the data set has no such split.
     """
     try:
-        import pyarrow  # noqa: F401 (before files are fetched)
+        import pyarrow  # noqa: F401 (fails early if it is missing: nothing has been fetched yet)
     except ImportError as error:
         raise ImportError(f"{path}: reading data sets of the hub needs pyarrow: {hub.EXTRA}") from error
     return (_with_parts(row) for file in _files(path, split) for row in _rows(path, file))
@@ -129,13 +139,13 @@ def _rows(path: str, file: Path) -> Iterator[dict[str, Any]]:
         for batch in parquet.ParquetFile(file).iter_batches(_BATCH):
             yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
-        content = file.resolve()  # the cache's file, which the name of a snapshot's file links to
+        content = file.resolve()  # `file` is a link in the hub's cache: the damaged content is the link's target
         remedy = f"delete {content}, and run the same command again; if this does not help, the hub's file is damaged"
         raise ValueError(f"{path}: {file.name} is damaged ({error}): {remedy}") from error
 
 
 _BATCH = 256
-"""Rows that are decoded together: evaluations read a few hundred."""
+"""The number of rows that are decoded at a time; it is small, because evaluations read only a few hundred rows."""
 
 
 def _with_parts(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +179,7 @@ def _files(path: str, split: str) -> list[Path]:
 
 
 def _present(name: hub.HubName) -> str:
-    """Returns the configurations with their splits that a data set has, for a message; "" if they are not known."""
+    """Returns a data set's configurations and their splits as words for a message; "" if they are not known."""
     sources = [name] if name.revision else [name._replace(revision=COPY), name]
     matches = (_PARQUET.fullmatch(path) for source in sources for path in hub.paths_of(source))
     present: dict[str, set[str]] = {}

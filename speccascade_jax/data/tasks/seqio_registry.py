@@ -1,4 +1,4 @@
-"""The data sets of the T5 experiments of Narasimhan et al. (2024); an import of this module registers them with seqio.
+"""The data sets of the T5 experiments of Narasimhan et al. (2024); importing this module registers them with seqio.
 
 The texts come from TensorFlow Datasets. A prompt is that of T5 (Raffel et al. 2020, appendix D): the prefix of the row
 in `table.TASKS`, then the text. Narasimhan et al. (§F.1) use the validation splits, of 3,000 (newstest2013), 11,305 and

@@ -39,7 +39,7 @@ class SeqioTask(Task):
         splits: as in `Task`; whether a split is registered is checked when it is read.
         max_input_length, max_output_length: as in `Task`, but without a default; longer prompts are cut.
         prefix: the beginning of every registered input, such as "summarize: ". It is removed from the source, and
-            `build_prompt` adds it again, so the prompt is the registered input with and without this field.
+            `build_prompt` adds it again. So the prompt equals the registered input, whether or not this field is set.
 
     Raises:
         ValueError: a string is given in place of a tuple of strings.

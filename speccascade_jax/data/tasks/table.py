@@ -112,7 +112,7 @@ class DataSet:
         files: a file for each split, the default split first.
         record: function `(number of the line, entry) -> record`.
         exemplars: the file from which exemplars are taken; empty: the beginning of the default split.
-        most: the largest number of exemplars; `None`: the whole file.
+        most: how many records at the beginning of that file are kept for exemplars; `None`: all of them.
         mixed: whether records are shuffled, because neighbours are related and the first ones would cover few groups.
     """
 
@@ -237,7 +237,10 @@ def _squad_paragraphs() -> Iterator[tuple[Entry, Record]]:
 
 
 def squad_exemplars() -> dict[str, Record]:
-    """Returns one exemplar per paragraph, by paragraph; questions with and without an answer alternate."""
+    """Returns one exemplar for each of the first paragraphs; questions with and without an answer alternate.
+
+    The key of an exemplar is the text of its paragraph.
+    """
     exemplars: dict[str, Record] = {}
     for entry, record in _squad_paragraphs():
         is_wanted = entry["is_impossible"] == bool(len(exemplars) % 2)
@@ -378,9 +381,10 @@ def get_task(name: str | Task) -> Task:
     """Returns the task with a name; returns a `Task` unchanged.
 
     Args:
-        name: a name in `TASKS`, or `module.NAME` for a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars;
-            "news.csv" is a `FileTask` over the columns source and reference of that file, and "hf:EdinburghNLP/xsum"
-            one over a data set on the hub, whose columns `data.tasks.hub_data.KNOWN` may name.
+        name: a name in `TASKS`, or `module.NAME` for a user's task. "gsm8k:4" is the task "gsm8k" with 4 exemplars.
+            "news.csv" is a `FileTask` over the columns source and reference of that file. "hf:EdinburghNLP/xsum" is a
+            `FileTask` over a data set on the hub; its columns are those in `data.tasks.hub_data.KNOWN`, or else source
+            and reference.
 
     Returns:
         A `Task`. Its data are read when `load` is called.

@@ -27,7 +27,7 @@ TOOL_JINJA = "additional_chat_templates/tool_use.jinja"
 MOST_STEPS = 1_000_000
 """The largest number of lines of a template that one rendering runs; long conversations need some thousands."""
 MOST_NESTED = 64
-"""The largest number of lists and dictionaries within each other; a list that contains itself has more."""
+"""The deepest nesting of lists and dictionaries in a value; the limit also refuses a list that contains itself."""
 _MOST_REPEATED = 1_000_000
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _BRACKETED = re.compile(r"<.+>|\[.+\]")
@@ -44,7 +44,7 @@ class ChatTemplate:
         source: the file of the template.
         text: the template.
         pieces: names such as "bos_token", and the text of each piece.
-        for_tools: the template that writes conversations with the variable `tools`; `None`: the same.
+        for_tools: the template to use if the variable `tools` is set; `None`: this template.
     """
 
     source: Path
@@ -65,7 +65,8 @@ class ChatTemplate:
 
         Args:
             messages: the messages, of plain values (texts, numbers, lists, dictionaries). Entries that are `None` are
-                left out, and a message's reasoning has all of its usual names, as in transformers.
+                left out. The template finds a message's reasoning under each of the usual names ("thinking",
+                "reasoning_content"), as in transformers.
             variables: further variables of the template, such as `enable_thinking` or `tools`; they replace the usual
                 ones (`add_generation_prompt=True`, `tools=None`, `documents=None`, the pieces).
             now: the time that `strftime_now` formats; `None`: the current time.
@@ -84,14 +85,14 @@ class ChatTemplate:
     def end_of_turn(self, vocabulary: TextVocabulary) -> tuple[int, ...]:
         """Returns the id of the piece that ends an assistant's message; empty if the template writes no such piece.
 
-        It is the first piece after the words of the assistant in a conversation of one question and one answer, without
-        the whitespace before it. Only a control piece or a piece in brackets counts: a text such as "USER:" consists of
-        several pieces, which may also occur within a message.
+        To find it, the template writes a conversation of one question and one answer. The first piece after the answer
+        is the result, with whitespace between them ignored. Only a control piece or a piece in brackets counts: a text
+        such as "USER:" consists of several pieces, which may also occur within a message.
         """
         question, answer = ({"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes42")))
         try:
             text = self.render([question, answer], {"add_generation_prompt": False})
-        except ValueError:  # a template that allows no answers has no end of them
+        except ValueError:  # the template refuses answers, so it has no piece that ends one
             return ()
         _, words, after = text.rpartition("Yes42")
         ids = vocabulary.encode(after.lstrip()) if words and after.strip() else []
@@ -210,7 +211,7 @@ def _completed(message: Message) -> dict[str, Any]:
 
 
 def require_template(vocabulary: TextVocabulary | None) -> ChatTemplate:
-    """Returns the chat template of a vocabulary: in its own folder, or else in that of the model that uses it.
+    """Returns the chat template from a vocabulary's own folder, or else from the folder of the model that uses it.
 
     A folder's template is `chat_template.jinja`, or else the entry `chat_template` of `tokenizer_config.json`. The
     template for tools is `additional_chat_templates/tool_use.jinja`, or else the entry's template "tool_use".

@@ -20,8 +20,8 @@ class HuggingFaceVocabulary(FileVocabulary):
     """The vocabulary of a `tokenizer.json`, with the special ids from files in the same folder.
 
     Texts are encoded without the pieces that the file's post-processor adds at the beginning or the end; `bos_id` is
-    the piece at the beginning. Names of special pieces inside a text are read as these pieces, as in the library
-    `tokenizers`. Pieces that only the other files of the folder define are added.
+    the piece at the beginning. If a text contains the name of a special piece, such as "</s>", the name is encoded as
+    this piece, as in the library `tokenizers`. Pieces that only the other files of the folder define are added.
 
     Attributes: as in `TextVocabulary`; `fingerprint` is the SHA-256 of the file's bytes and of the special ids.
     """

@@ -52,10 +52,11 @@ class Llama2cVocabulary(FileVocabulary):
         return b""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`, without BOS and EOS: characters or their bytes, merged while a pair is a piece.
+        """Returns the ids of `text`, without BOS and EOS.
 
-        A space is put before a text that is not empty. The pair whose piece has the highest score is merged first; if
-        scores are equal, the leftmost pair.
+        A space is put before a text that is not empty. The text is split into characters, and a character without a
+        piece into bytes. Then neighbours that together form a piece are merged, until no pair does. The pair whose
+        piece has the highest score is merged first; if scores are equal, the leftmost pair.
         """
         ids = [token for character in " " * bool(text) + text for token in self._spelt(character)]
         merged = [self._merge(*pair) for pair in zip(ids, ids[1:], strict=False)]
@@ -98,7 +99,7 @@ class Llama2cVocabulary(FileVocabulary):
 def read_pieces(path: Path) -> list[_Piece] | None:
     """Returns the pieces of a llama2.c tokenizer, or `None` if the file is not one.
 
-    Most other files are recognised by their first bytes.
+    The first bytes of most other files are enough to tell that they are not one.
     """
     with path.open("rb") as file:
         header = file.read(4)

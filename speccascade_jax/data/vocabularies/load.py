@@ -66,7 +66,8 @@ def _conversion(folder: Path) -> str:
 def candidates(path: Path) -> list[Path]:
     """Returns the files that may be the vocabulary of a model at `path`, a folder or a file in it.
 
-    If there are several files, the right one is not known.
+    Several files are returned only if all of them are tokenizers of llama2.c. Then it is unknown which one is the
+    model's.
     """
     folder = path if path.is_dir() else path.parent
     named = [folder / name for name in NAMES if (folder / name).is_file()]
@@ -78,9 +79,9 @@ def candidates(path: Path) -> list[Path]:
 def first_difference(a: FileVocabulary, b: FileVocabulary) -> str | None:
     """Describes the first difference of two vocabularies, in a piece or else in their size; `None` if they are equal.
 
-    Control pieces may have different names, or be missing at the end of one vocabulary. Texts do not contain them, and
-    speculation is exact, however the draft interprets an id. Special ids may differ too, because prompts and stop ids
-    are those of the target.
+    Three differences do not count, because the target's output distribution does not depend on how the draft interprets
+    an id. Control pieces may have different names, because texts do not contain them. They may be missing at the end of
+    one vocabulary. Special ids may differ, because prompts and stop ids are those of the target.
     """
     if a == b:
         return None

@@ -28,13 +28,13 @@ class SentencePieceVocabulary(FileVocabulary):
 
     The 100 sentinels of T5 are not pieces of its file; `with_sentinels` adds them for a model that has rows for them.
 
-    Names of control pieces in a text ("</s>", "<bos>") are read as these pieces, as with a `tokenizer.json`; the
-    library itself does not do so. The text between two such names is encoded separately, with the space that many files
-    put before the first word of a text. Chat models such as Llama 2's and Vicuna were trained on turns that were
-    encoded in this way, and `decode` drops the space after such a piece. If `tokenizer_config.json` says
-    `"legacy": false`, only the beginning of the whole text gets this space, as in transformers. In a vocabulary without
-    BOS, such as T5's, the names of control pieces are ordinary text, and `legacy` has no effect. Names of added pieces
-    are always read as these pieces.
+    If a text contains the name of a control piece ("</s>", "<bos>"), the name is encoded as this piece, as with a
+    `tokenizer.json`; the library sentencepiece itself does not do so. The text between two such names is encoded
+    separately, with the space that many files put before the first word of a text. Chat models such as Llama 2's and
+    Vicuna were trained on turns that were encoded in this way, and `decode` drops the space after such a piece. If
+    `tokenizer_config.json` says `"legacy": false`, only the beginning of the whole text gets this space, as in
+    transformers. In a vocabulary without BOS, such as T5's, the names of control pieces are ordinary text, and `legacy`
+    has no effect. The name of an added piece is always encoded as this piece.
 
     Attributes:
         unk_id: the id of characters without a piece.

@@ -1,14 +1,17 @@
-r"""Outputs without the thinking of models that write it before an answer.
+r"""Removal of a model's thinking from its output. Thinking is the reasoning that some models write before the answer.
 
-Thinking stands in channels: `<think> … </think>` (Qwen 3, DeepSeek-R1, SmolLM3), `[THINK] … [/THINK]` (Magistral),
-`<|channel> … <channel|>` (Gemma 4), and every message of gpt-oss that is not in its channel "final". The rules:
+A channel is a section of an output between an opening and a closing mark. Thinking is a channel of one of these kinds:
+`<think> … </think>` (Qwen 3, DeepSeek-R1, SmolLM3), `[THINK] … [/THINK]` (Magistral), `<|channel> … <channel|>`
+(Gemma 4), and every message of gpt-oss that is not in its channel "final". The rules:
 
-* Only marks that are pieces of the vocabulary count. If none opens a channel, `<think>` and `</think>` count.
-* A channel is cut with its marks. The rest of the output is the answer, even between two channels.
-* Blank lines between a channel and the first word of the answer are cut too: many tasks end an answer at a blank line.
+* Only marks that are pieces of the vocabulary count. If no piece is an opening mark, the texts `<think>` and
+  `</think>` count as marks.
+* A channel is removed together with its marks. The rest of the output is the answer, even between two channels.
+* Blank lines between a channel and the first word of the answer are removed too, because many tasks end an answer at a
+  blank line.
 * A channel that is not closed extends to the end: an output that ends within its thinking has an empty answer.
 * A closing mark without an opening one closes a channel that began with the output, or with the end of the channel
-  before it. So nested channels are cut whole.
+  before it. So nested channels are removed entirely.
 * If the prompt ends with an opening mark, as templates of DeepSeek-R1 write it, the output begins within the channel.
 """
 
@@ -50,19 +53,19 @@ def answer(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> s
 
 
 def _marks(vocabulary: TextVocabulary) -> frozenset[str]:
-    """Returns the marks that are pieces of a vocabulary; those of the first kind of channel if none opens a channel."""
+    """Returns the marks that are pieces of a vocabulary; `<think>` and `</think>` if none of them opens a channel."""
     pieces = frozenset(mark for mark in _MARKS if mark in map(vocabulary.piece, vocabulary.encode(mark)))
     openings = {"<|channel|>", *(opening for opening, _ in CHANNELS)}
     return pieces if pieces & openings else frozenset(CHANNELS[0])
 
 
 def _outside(text: str, opening: str, closing: str) -> str:
-    """Returns the parts of a text that are outside channels of a kind; if it has any, without blank lines in front."""
+    """Returns the text outside all channels of one kind; removes leading blank lines if the text has such a channel."""
     first, *others = re.split(f"({re.escape(opening)}|{re.escape(closing)})", text)
     parts, inside = [first], False
     for mark, part in zip(others[::2], others[1::2], strict=True):
         if mark == closing and not inside:
-            parts.pop()  # the words before a closing mark without an opening one
+            parts.pop()  # a closing mark without an opening one: the words before it are thinking too
         inside = mark == opening
         if not inside:
             parts.append(part)
@@ -77,7 +80,7 @@ def _final_messages(text: str, before: str) -> str:
 
 
 def _spelt(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids = ()) -> str:
-    """Returns the text of ids with the names of marks that have no text."""
+    """Returns the text of ids, in which marks that are control pieces are written by name."""
     texts, hidden = added_texts(vocabulary, ids, after), _hidden(vocabulary)
     names = (vocabulary.piece(token) if token in hidden else "" for token in ids)
     return "".join(name if name in _MARKS else text for name, text in zip(names, texts, strict=True))
@@ -89,7 +92,7 @@ def _hidden(vocabulary: TextVocabulary) -> frozenset[int]:
 
 
 def _end(vocabulary: TextVocabulary, prompt: Ids) -> str:
-    """Returns the text of the last ids of a prompt, at most from the last stop id on."""
+    """Returns the text of a prompt's last `_TAIL` ids, or only of those after the last stop id among them."""
     tail = list(map(int, prompt[-_TAIL:]))
     stops = [place for place, token in enumerate(tail) if token in vocabulary.stop_ids]
     return _spelt(vocabulary, tail[stops[-1] + 1 if stops else 0 :])

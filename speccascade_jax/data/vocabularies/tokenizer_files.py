@@ -70,8 +70,8 @@ class TokenizerFiles:
         """Returns the id with which a text begins, or `None` if it begins with no special id.
 
         If the entry `add_bos_token` is true, the result is the id of `bos_token`; if it is false, `None`. Without this
-        entry, it is `front`, which the tokenizer itself puts before a text. So a `bos_token` that the files only name
-        does not begin a text (SmolLM2).
+        entry, it is `front`, the id that the tokenizer itself puts before a text. So a `bos_token` that the files name,
+        but that the tokenizer does not put there, does not begin a text (SmolLM2).
         """
         adds = self._in(NAMING)[0].get("add_bos_token")
         return front if adds is None else self._named("bos_token", ids) if adds else None

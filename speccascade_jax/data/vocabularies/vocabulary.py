@@ -83,14 +83,14 @@ _WINDOW = 8
 
 
 def _added(vocabulary: TextVocabulary, ids: Sequence[int], after: Ids, window: int | None) -> list[str]:
-    """Returns the text that each id adds; decodes every prefix in full, or with `window` only its unsettled part.
+    """Returns the text that each id adds, which is the difference between the decoded texts of two prefixes.
 
     Args:
         vocabulary: decodes the ids.
         ids: the ids whose texts are returned.
         after: ids before them, as in `TextVocabulary.decode`.
-        window: number of ids before the unsettled part that are decoded together with it; `None` decodes every prefix
-            in full.
+        window: if set, only the ids whose text may still change are decoded, and this many ids before them. `None`:
+            every prefix is decoded in full.
     """
     texts, begin, shown = list[str](), 0, ""
     context = [*after, *ids]
