@@ -35,7 +35,7 @@ def pass_at_1(prediction: str, reference: str) -> list[float]:
     "passed" is the first entry of `KINDS`.
 
     Raises:
-        sandbox.SandboxUnavailable: this system cannot protect itself from the program, which was not run.
+        sandbox.SandboxUnavailable: this system cannot protect itself from the program, so the program was not run.
     """
     kind = sandbox.run(program(prediction, reference), timeout=SECONDS).kind
     return [float(kind == known_kind) for known_kind in KINDS]

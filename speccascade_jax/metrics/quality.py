@@ -84,7 +84,7 @@ def measure(
     *,
     samples: int = 200,
 ) -> dict[str, Any]:
-    """Returns a record's entry `quality`: the scores, the first metric's interval, and every example's statistics.
+    """Returns the entry `quality` of a record: the scores, an interval of the first score, and statistics per example.
 
     Args:
         metric_names: keys of `METRICS` or `module.NAME`, the main one first.
@@ -191,9 +191,9 @@ and Price (2012) add artificial examples to shares and their differences in the 
 
 
 def sums_with_coins(name: str, statistics: np.ndarray, drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the sums over resamples of right-or-wrong answers and coins, `[R, K]`, scaled to the number of answers.
+    """Returns the summed statistics of each bootstrap resample, `[R, K]`, scaled to the number of answers.
 
-    A coin is an artificial example (`COINS`).
+    A resample consists of right-or-wrong answers and coins; a coin is an artificial example (`COINS`).
 
     Args:
         name: a metric that is `right_or_wrong`.
@@ -224,12 +224,13 @@ _CHRF = CHRF()
 @functools.cache
 def _bleu(metric: str, effective_order: bool = True) -> BLEU:
     """Returns sacrebleu's BLEU with the tokeniser that a metric's name has after its colon, or the default one."""
-    # Without effective order sacrebleu warns about single sentences. The counts for a corpus score do not depend on it.
+    # With effective_order=False, sacrebleu warns about single sentences. The n-gram counts, from which a corpus score
+    # is computed, are the same for both values.
     return BLEU(effective_order=effective_order, tokenize=metric.partition(":")[2] or None)
 
 
 def sentence_bleu(prediction: str, reference: str, metric: str = "bleu") -> float:
-    """Returns BLEU of one sentence, 0 to 100, over the n-gram orders that its length allows (effective order)."""
+    """Returns BLEU of one sentence, 0 to 100; skips n-gram orders longer than the sentence (effective order)."""
     return float(_bleu(metric).sentence_score(prediction, [reference]).score)
 
 
@@ -258,7 +259,8 @@ def _bleu_from(sums: np.ndarray, examples: int) -> np.ndarray:
 
 def _bleu_signature(metric: str) -> str:
     bleu = _bleu(metric, effective_order=False)
-    bleu.corpus_score(["one"], [["one"]])  # the signature holds the number of references, known only after a score
+    # The signature contains the number of references, which sacrebleu knows only after it has scored a corpus.
+    bleu.corpus_score(["one"], [["one"]])
     return f"BLEU|{bleu.get_signature()}"
 
 

@@ -94,7 +94,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def close(path: str, flags: int) -> None:
-    """Forbids writing, set-user-id programs and devices at `path`; with AT_RECURSIVE also at mounts below it."""
+    """Remounts `path` read-only, without set-user-id programs and devices; with AT_RECURSIVE also mounts below it."""
     attributes = struct.pack("=4Q", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, 0, 0, 0)
     call("syscall", numbers()["mount_setattr"], AT_FDCWD, path.encode(), flags, attributes, len(attributes))
 
@@ -279,7 +279,8 @@ def set_limits(job: dict[str, Any]) -> None:
 def filter_calls() -> None:
     """Installs the filter of system calls.
 
-    The filter consists of instructions of 8 bytes: operation, instructions to skip if true, and if false, and operand.
+    The filter is a BPF program. Its instructions have 8 bytes: the operation, the number of instructions to skip if a
+    comparison is true, the number to skip if it is false, and the operand.
     """
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
     refuse, allow = (answer, 0, 0, 0x00050000 | errno.EPERM), (answer, 0, 0, 0x7FFF0000)

@@ -101,9 +101,9 @@ def run(
     Python's hash seed is 0, the standard input is empty, and the folder `/tmp` is empty and deleted afterwards.
 
     "passed" means that the program reached its last line, which ends it with an exit status drawn for this run. A
-    program that leaves earlier, with any status, counts as passed with a probability of at most 1/64. A program that is
-    written to cheat can read the number in its own file, or replace its tests: for such a program "passed" proves
-    nothing.
+    program that ends earlier, with any exit status, counts as passed with a probability of at most 1/64. A program that
+    is written to cheat can read the drawn status in its own file, or replace its tests: for such a program "passed"
+    proves nothing.
 
     Args:
         program: Python source.
