@@ -98,8 +98,9 @@ def _in_package(part: Any) -> bool:
 
 
 def _user_code(part: Any, seen: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Yields the syntax of a function or class, of definitions that it uses from its own file, and closed-over values.
+    """Yields texts that change when the code of a function or class changes.
 
+    They are its syntax tree, the trees of the definitions in its own file that it uses, and the values in its closure.
     Code that is imported from other files is not covered.
     """
     if isinstance(part, functools.partial):
@@ -198,7 +199,7 @@ def _engine(engine: Engine, params: Params) -> Iterator[str]:
 
 
 def _law(verifier: TokenWise, size: int) -> str:
-    """Returns a digest of a verifier's decision on a block of one token, over the real vocabulary size.
+    """Returns a digest of a verifier's decision on a block of one token, for the target's vocabulary size.
 
     The decision consists of the acceptance probability of the draft, the replacement after a rejection, the output
     distribution, and the deferral.

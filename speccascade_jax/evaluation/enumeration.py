@@ -63,8 +63,9 @@ def enumerate_points(
         samplings: sampling settings by name, one dictionary for each combination (names: `methods.settings.SAMPLING`);
             every method is measured with each combination.
         seeds: random seeds; every method is measured with each seed.
-        bonus: the bonus setting of methods that are a rule alone; `None`: the default of each method. All other methods
-            keep their own setting.
+        bonus: the distribution of the bonus token, which follows a block whose tokens were all accepted ("rule",
+            "target" or "none"). It applies to methods that are named by a rule alone; all other methods keep their own
+            setting. `None`: the default of each method.
         verify: verification algorithms ("token", "block"). Every method that accepts a drafted token with probability
             `min(1, π/q̃)` is measured with each algorithm, unless its settings name one.
         cooler: fractions of each temperature above 0; the quality of the target alone is also measured at these lower
@@ -105,13 +106,13 @@ def enumerate_points(
 
 
 def beside(mine: Sequence[str | Settings], known: Sequence[str | Settings]) -> tuple[str | Settings, ...]:
-    """Returns the `methods` of a sweep that compares methods of your own with known ones, which are named once."""
+    """Returns your own methods, followed by known methods to compare them with, each once, as `methods` of a sweep."""
     validate_types.check(beside, locals())
     return (*mine, *(method for method in known if method not in mine))
 
 
 def _alone(pair: ModelPair) -> tuple[str, ...]:
-    """Returns the methods with one model: the target alone, and the draft alone unless it needs its target to write."""
+    """Returns the target alone and the draft alone; leaves the draft out if it cannot generate without its target."""
     if pair.draft is None or is_derived(pair.draft):
         return TARGET, DRAFT
     try:
@@ -159,7 +160,7 @@ def _check_alphas(alphas: Iterable[str], swept: Collection[str], rules: Collecti
         raise ValueError(
             f"alphas names {', '.join(unheard)}, which is not among the methods: {unknown(unheard[0], swept)}"
         )
-    # no warning if the command line replaces only `methods`: then alphas of the gin file's methods remain unused
+    # no warning if the command line replaces only `methods`: the gin file then still lists the α's of its own methods
     if stray and (on_command_line("alphas") or not on_command_line("methods")):
         warnings.warn(f"the alphas of {', '.join(stray)} are not used: these are not among the methods", stacklevel=3)
 

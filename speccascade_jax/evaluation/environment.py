@@ -75,11 +75,12 @@ def device() -> dict[str, Any]:
 
 
 def peak_memory() -> dict[str, Any]:
-    """Returns the memory that was in use at most, so far, on the fullest of this process's devices.
+    """Returns the peak memory of the device of this process that has the highest peak.
 
     Returns:
-        The entry `peak_memory` of a record, with its `bytes` and the device's `limit`; nothing where devices do not
-        tell, as CPUs. Earlier points of the same process count too, because devices do not forget their peak.
+        The entry `peak_memory` of a record: the peak in `bytes`, and the device's memory as `limit`. The result is
+        empty if the devices report no peak, as CPUs. A device never resets its peak, so the peak may stem from an
+        earlier point of the same process.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [(known["peak_bytes_in_use"], known.get("bytes_limit")) for known in stats if "peak_bytes_in_use" in known]

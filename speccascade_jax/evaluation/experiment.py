@@ -120,8 +120,8 @@ def sweep(
 ) -> Path | None:
     """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
 
-    The points (configurations) always include the target alone and, unless the draft needs its target to write, the
-    draft alone. All points are checked before anything is loaded.
+    The points (configurations) always include the target alone, and the draft alone if the draft can generate without
+    its target. All points are checked before anything is loaded.
 
     Args:
         pair: the models.
@@ -164,7 +164,7 @@ def sweep(
         ray_address: address of a Ray cluster (`address` of `pool.Pool`).
         profile_at: folder, local or in a bucket, for a trace of the first point that this process measures, or of its
             first point if all are stored (`point_trace.trace`). `run` traces any point.
-        notes: whether all notes are printed below the tables, not the most important ones.
+        notes: whether all notes are printed below the tables, instead of only the most important ones.
         dry_run: whether to only list the points, and check that the pair and the examples exist.
 
     Returns:
@@ -218,7 +218,8 @@ def sweep(
 def points_of(arguments: Mapping[str, Any]) -> list[Point]:
     """Returns the points that `sweep` would measure with these arguments; nothing is loaded.
 
-    Arguments that do not name points, such as `output`, are ignored. α's that `plan` would place are the usual ones.
+    Arguments that do not name points, such as `output`, are ignored. `plan` is ignored too: a rule whose α's it would
+    choose gets its usual α's.
 
     Raises:
         TypeError: an unknown argument, or a required one is missing.
@@ -237,7 +238,7 @@ _NAMING = (
 
 
 def _shared(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `enumerate_points` that arguments of `sweep` set, α's left out."""
+    """Returns the arguments of `enumerate_points`, except `alphas`, for the given arguments of `sweep`."""
     lists = {name: arguments[name] for name in ("temperatures", "top_ps", "draft_temperatures")}
     return {name: arguments[name] for name in _NAMING} | {"samplings": _samplings(arguments["top_k"], **lists)}
 
@@ -348,7 +349,9 @@ def measure(
             return None
         return judged_part(store.path, record, point.evaluation.keep_outputs)
 
-    if not hosts.many():  # followers have no store, so they would share other programs than the first process
+    # Only the first of several processes has a store. The others would find other points undone, and share other
+    # programs.
+    if not hosts.many():
         done = store.done_keys() - stale
         session.share(point.settings for point, identity in identities.items() if identity.key not in done)
     evaluate_points = FirstPoint(partial(way or evaluate, session, earlier=earlier), session, profile_at)

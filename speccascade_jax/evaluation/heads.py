@@ -1,4 +1,8 @@
-"""Acceptance heads and selection policies that methods need, read once and checked before any measurement."""
+"""Acceptance heads and selection policies that methods need, read once and checked before any measurement.
+
+An acceptance head predicts whether the target will accept a drafted token (Huang et al., 2024, SpecDec++). A selection
+policy chooses a drafter for each query.
+"""
 
 import warnings
 from collections import defaultdict
@@ -35,7 +39,10 @@ class Heads:
         return {"head": self._read(settings.head)[1]} if asks_head(settings) else {}
 
     def described(self, settings: Settings) -> dict[str, Any]:
-        """Returns a record's entry "head": the training weight of rejections, which sets the scale of threshold h."""
+        """Returns a record's entry "head": the weight of rejected tokens in the head's training loss (`w_rej`).
+
+        The weight shifts the predicted probabilities, so a threshold h means something else for another weight.
+        """
         head = self.of(settings)
         return {} if head is None else {"head": {"w_rej": head.card.w_rej}}
 
@@ -84,7 +91,7 @@ def asks_head(settings: Settings) -> bool:
 
 
 def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
-    """Yields a text for every setting in which the use of a head differs from its training, with both values."""
+    """Yields a text with both values for every setting in which a head's use differs from its training."""
     taught = _told(card.rule, card.alpha, card)
     asked = [_told(table.get(s.method).rule(s).name, s.alpha, s) for s in chosen]
     for name, value in taught.items():
@@ -93,7 +100,7 @@ def _differences(card: Card, chosen: Iterable[Settings]) -> Iterator[str]:
 
 
 def _told(rule: str, alpha: float | None, sampling: Card | Settings) -> dict[str, str]:
-    """Returns, as texts by name, everything that acceptance probabilities depend on besides the two models."""
+    """Returns the settings that acceptance probabilities depend on, as texts by name: the rule, α and the sampling."""
     draft = sampling.draft_temperature
     return {
         "rule": rule if alpha is None else f"{rule} (alpha {alpha:g})",

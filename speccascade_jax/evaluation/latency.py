@@ -1,4 +1,4 @@
-"""Wall-clock latency at batch size 1, measured in turns with a baseline in the same process (METHODS section 9).
+"""Wall-clock latency at batch size 1, in turns with a baseline in the same process (docs/methods.md, section 9).
 
 On a shared machine, two programs that are measured one after the other see different loads. Here, the methods and the
 baseline run in turns on every example, and the order alternates.
@@ -64,7 +64,7 @@ def interleave(
     runs = [methods[0], baseline, *methods[1:]]
     seconds, counts = np.zeros((len(runs), trials, examples)), np.zeros((len(runs), 3, trials, examples), np.int64)
     for trial, example in counted(list(itertools.product(range(trials), range(examples))), "timing in turns", "turns"):
-        hosts.stop_here()  # all trials may take longer than the grace after SIGTERM
+        hosts.stop_here()  # checked in every turn: all trials may take longer than the grace period after SIGTERM
         for n in _order(len(runs), trial + example):
             begin = clock()
             result = jax.block_until_ready(runs[n](example, trial))
@@ -85,7 +85,8 @@ def _order(runs: int, turn: int) -> list[int]:
     each run comes directly after each other one equally often: a run is slower after one that fills the caches with
     other weights (Williams, 1949, "Experimental designs balanced for the estimation of residual effects").
     """
-    # 0, 1, n - 1, 2, n - 2, …: the differences of neighbours are all different, so shifts of it meet all pairs
+    # The order 0, 1, n - 1, 2, n - 2, …: the differences between neighbours are all different (modulo n). So its cyclic
+    # shifts together contain every ordered pair of neighbours once.
     zigzag = [(n + 1) // 2 if n % 2 else (runs - n // 2) % runs for n in range(runs)]
     order = [(turn // 2 + n) % runs for n in zigzag] if runs > 3 else list(range(runs))
     return order if turn % 2 == 0 else order[::-1]

@@ -98,7 +98,7 @@ OWN = "own"
 
 
 Runs = list[tuple[partial[Generation], Generation]]
-"""Prepared calls of timed runs with the generation of each, in the order of time."""
+"""Timed runs in chronological order: for each run, the prepared call and the generation that it returned."""
 
 Earlier = Callable[[Point], Row | None]
 """Function that returns a point's quality and counters from an older record (other hardware or untimed), or `None`."""
@@ -265,7 +265,7 @@ def _score(
     references = [session.examples[row].reference for row in rows]
     ids, samples = [session.examples[row].id for row in rows], session.evaluation.resamples
     scored = quality.measure(session.task.metrics, ids, predictions, references, samples=samples)
-    summary = summarise(stats, lengths, draft_alone=draft_alone)  # defined in METHODS section 9
+    summary = summarise(stats, lengths, draft_alone=draft_alone)  # measures defined in docs/methods.md, section 9
     apart = {name: summary.pop(name) for name in ("by_position", "inconclusive")}
     models = [level.model for level in levels_of(point.settings.drafters)]  # a user's drafter has none of these names
     named = itertools.zip_longest(models, inner, tails[1:], fillvalue=None)
@@ -328,10 +328,10 @@ def _tail(steps: np.ndarray | None) -> dict[str, int]:
 def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
     """Measures the latency of points with equal sampling settings, absolute and relative to the target alone.
 
-    Returns the record entries of each point. There are no entries if no examples are timed, or for an oracle, because
-    computing its knowledge takes time that no real method spends. A run in which the point or the target gives NaN or
-    infinite logits ends early, so its time is meaningless. If any run ends early, the entries contain no latency, and
-    `failed_timings` is the number of such runs.
+    Returns the record entries of each point. There are no entries if no examples are timed. There are none for an
+    oracle either, because computing its knowledge takes time that no real method spends. A run in which the point or
+    the target gives NaN or infinite logits ends early, so its time is meaningless. If any run ends early, the entries
+    contain no latency, and `failed_timings` is the number of such runs.
     """
     evaluation = points[0].evaluation
     examples, trials = evaluation.latency_examples, evaluation.latency_trials

@@ -1,4 +1,4 @@
-"""Trace of one point's generations by XLA's profiler, apart from all generations that are measured."""
+"""Trace of one point (configuration) by XLA's profiler; the traced generations are never the measured ones."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ from speccascade_jax.runtime import mesh as meshes
 BESIDE = {"beside": True}
 """Metadata of fields that do not identify a point: they are in no configuration and in no record's key."""
 UNLISTED = {"unlisted": True}
-"""Metadata of later fields, which configurations and records list only if they are set: stored texts do not change."""
+"""Metadata of fields that were added after records had been stored.
+
+Configurations and records list such a field only if it is set, so that older configurations keep their text.
+"""
 _MODULES: Mapping[type, str] = {FileTask: "data.tasks import file_task", SeqioTask: "data.tasks import seqio_task"}
 _POINTS = "evaluation import points"
 _COUNTED = (
@@ -135,12 +138,13 @@ class Evaluation:
         keep_outputs: whether the outputs are stored in a file beside the store (`results.store.outputs`).
         keep_traces: number of outputs, from the first on, for which the proposal at each position and its probabilities
             are stored too (`results.store.trace`). Neither `keep_outputs` nor `keep_traces` identifies a point.
-        chat: whether the chat template of the tokenizer writes each prompt, as one message of a user. Outputs also end
-            where its turns end. A long message is cut, and the template never. `strftime_now` gives the same date on
-            every day (`chat.TASK_DATE`).
+        chat: whether the chat template of the tokenizer writes each prompt, as one message of a user. Outputs then also
+            end at the template's end of a turn. If a prompt is too long, the message is cut, never the text of the
+            template. The template's function `strftime_now` always returns the same date (`chat.TASK_DATE`).
         template_variables: further variables of the chat template, such as `{"enable_thinking": False}`.
-        cut_thinking: whether the metrics read outputs without thinking (`data.vocabularies.thinking`). Stop strings of
-            the task then end only the answer, because thinking may contain them.
+        cut_thinking: whether a model's thinking is removed from its output before the output is scored
+            (`data.vocabularies.thinking`). Stop strings of the task then end only the answer, because thinking may
+            contain them.
     """
 
     task: str | Task
@@ -238,8 +242,8 @@ def recorded(settings: Settings) -> Settings:
     """Returns settings in the form that records store: rules by name, plain numbers, and the method's defaults.
 
     Raises:
-        ValueError: the method is unknown or does not take a setting, a rule or policy has no name, or a setting has a
-            number for each row.
+        ValueError: the method is unknown or does not take a setting, a rule or policy is an object instead of a name,
+            or a setting is an array with one number per row.
     """
     _by_name(settings)
     changed = {name: _text(getattr(settings, name)) for name in ("head", "policy")}

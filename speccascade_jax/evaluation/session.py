@@ -114,7 +114,7 @@ class Session:
 
     @property
     def chat(self) -> dict[str, Any]:
-        """The facts that distinguish prompts and answers of chat models; empty for plain prompts and whole outputs."""
+        """The settings for chat models that the key of a record covers; empty if `chat` and `cut_thinking` are off."""
         asked = self.evaluation
         facts: dict[str, Any] = {"cut_thinking": True} if asked.cut_thinking else {}
         if asked.chat:
@@ -122,7 +122,7 @@ class Session:
         return facts
 
     def text(self, ids: list[int], after: Ids) -> str:
-        """Returns the text of an output that metrics read; `after` holds the ids of its prompt."""
+        """Returns the text of an output that is scored; `after` holds the ids of its prompt."""
         if self.evaluation.cut_thinking:
             return thinking.answer(self.vocabulary, ids, after)
         return self.vocabulary.decode(ids, after=after)

@@ -20,10 +20,10 @@ from speccascade_jax.runtime.peaks import peak_flops
 def speeds(session: Session, point: Point, timings: Timings, generations: Sequence[Generation]) -> dict[str, float]:
     """Returns the speed of a point's timed generations, as entries of a record's latency.
 
-    `tokens_per_second` is the number of output tokens over the time of whole generations at batch size 1, the prefill
-    included. `mfu` is the share of the devices' bfloat16 peak that the matrix products of both models reach
-    (`models.operations`), whatever the dtype. It is left out where the peak is unknown, as for CPUs, and for drafters
-    other than one model.
+    `tokens_per_second` is the number of output tokens divided by the time of whole generations at batch size 1, the
+    prefill included. `mfu` is the share of the devices' peak FLOPs in bfloat16 that the matrix products of both models
+    reach (`models.operations`), even if the models have another dtype. `mfu` is left out if the peak is unknown, as for
+    CPUs, or if the drafter is not a single model.
 
     Args:
         session: provides the decoder, the lengths of the prompts and the mesh.
@@ -56,7 +56,8 @@ def _operations(session: Session, point: Point, engine: Engine, generations: Seq
         return np.reshape(counts, (-1, len(rows)))  # [trials, examples], as the prompts repeat in every trial
 
     output = total("committed")
-    # the pending token of every call, and the drafts of the blocks that the target scores
+    # In every call the target scores the last committed token and the drafted block. Blocks that were committed without
+    # a call are subtracted.
     scored = total("target_calls") + total("drafted") - total("unverified_tokens")
     operations = generation_flops(target, output=output, fed=scored, **prompts)
     if draft is not None:

@@ -1,7 +1,7 @@
 """Threshold procedure for fuzzy decoding from Appendix D of Holsman et al. (2025).
 
 The procedure starts at the threshold that keeps as many drafted tokens as speculative decoding, and raises the
-threshold while quality is high enough (METHODS section 5).
+threshold while quality is high enough (docs/methods.md, section 5).
 """
 
 import math

@@ -88,7 +88,9 @@ def profile(
 
 
 def measure(session: Session, point: Point, batch: int, generations: int, trials: int, folder: Path) -> Row:
-    """Compiles the program, times it without the profiler, traces it into `folder`, and assigns instructions to places.
+    """Compiles the program, times it without the profiler, traces it into `folder`, and finds each instruction's place.
+
+    The place of an instruction is the part of a decoding round, and the part of the model, that it belongs to.
 
     Returns:
         Values for JSON: the point, totals over all generations of one trial, and one entry per instruction with its
@@ -184,7 +186,7 @@ def tracing_cost(folder: Path, calls: int = 10, passes: int = 4) -> float:
 
 
 def _instructions(runs: Sequence[Sequence[traces.Event]], program: HloText, cost: float) -> list[Row]:
-    """Returns one entry per instruction: place, kind, and µs of running and waiting, summed over all calls."""
+    """Returns one entry per instruction: its place, its opcode and shape, and its µs, summed over all calls."""
     entries = []
     for name, spent in traces.own_times(runs, program.is_control).items():
         place, instruction = program.place(name), program.instructions.get(name)

@@ -164,7 +164,7 @@ _REFERENCE = re.compile(r"%([\w.\-]+)")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _CONTROL = ("while", "conditional", "call")
 _VIEWS = ("bitcast", "copy", "transpose", "convert", "reshape")
-# branches of sampling and widths have names for `preflight`, which are no parts of a model
+# Names that the engine gives to branches of sampling and to block widths for `preflight`. They are no parts of a model.
 _BRANCHES = r"is_greedy|is_identity|identity_greedy_or_scaled|truncates|width_\d+"
 _PLUMBING = re.compile(rf"^(?:while|body|cond|branch_\d+_fun|closed_call|{_BRANCHES}|.*[(<].*)$")
 _MODEL = re.compile(r"^(?:[A-Z]\w*|model|encoder|decoder|layers(?:_\d+)?)$")
@@ -262,7 +262,8 @@ class HloText:
         if not instruction.path and instruction.opcode.startswith("copy"):
             return Place((*around.phase, COPIES))
         named = place_of(instruction.path or next(self._near(instruction), ""))
-        # prefill whatever its name says: the compiler moves loop-invariant code of the rounds out of their loop
+        # Code outside the loop over rounds counts as prefill, whatever its name says: the compiler moves loop-invariant
+        # code of a round out of the loop.
         if around.phase == (PREFILL,):
             return Place(around.phase, named.module)
         return around if OTHER in named.phase else named

@@ -6,8 +6,8 @@ metric, and its second turns contain the model's own answers.
 Answers have the schema that `evaluation/speed.py` and `evaluation/equal.py` of Spec-Bench read
 (github.com/hemingkx/Spec-Bench), in one file for the method and one for the target. The table printed here uses the
 definitions of `speed.py`, with one difference: `speed.py` counts the target's tokens by tokenizing its answers again;
-here, both sides count generated tokens, a final stop token included. The lines of the files have two more entries:
-`key` lets a stopped run resume, and `checksum` reveals damaged lines.
+here, the tokens that the method and the target generated are counted, a final stop token included. The lines of the
+files have two more entries: `key` lets a stopped run resume, and `checksum` reveals damaged lines.
 """
 
 import time
@@ -118,7 +118,7 @@ class Row:
     """Row of the table for one category.
 
     Speeds are tokens per second, as a mean over questions. `accepted` is the number of tokens per round, as a mean over
-    rounds. `same` is the number of questions that both sides answered with the same texts.
+    rounds. `same` is the number of questions that the method and the target alone answered with the same texts.
     """
 
     category: str
@@ -195,8 +195,9 @@ def run(
         per_category: largest number of questions of each category; `None`: all.
         max_new_tokens: largest number of new tokens in one answer.
         max_prompt_length: largest length of a conversation in tokens. A longer first turn is refused before anything is
-            answered. A question whose later turn is too long, with the answers before it, is left out of both files and
-            named at the end. The number of positions that the models have limits conversations in the same way.
+            answered. If a later turn, together with the conversation before it, is too long, the question is left out
+            of both files and named at the end. The number of positions that the models have limits conversations in the
+            same way.
         seed: the random seed, as in `experiment.run`.
         output: a folder; the names of its files contain pair and method. Answers that the same run already stored in it
             are not generated again.
@@ -401,10 +402,10 @@ class Side:
 
 
 def answer_all(sides: Sequence[Side], questions: Sequence[Question]) -> list[str]:
-    """Generates the missing answers of both sides; the side that answers first alternates between questions.
+    """Generates the missing answers of both sides (the method and the target alone).
 
-    The answers to a question are stored after both sides have answered it, so that both files hold the same questions
-    in the same order.
+    The side that answers first alternates between questions. The answers to a question are stored after both sides have
+    answered it, so that both files hold the same questions in the same order.
 
     Returns:
         For each question that was left out, a text that names the turn that was too long.

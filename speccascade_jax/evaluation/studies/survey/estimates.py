@@ -2,13 +2,14 @@
 
 Each model scores the given outputs in one call. At every position, the distribution `π` of each rule is compared with
 the draft's distribution `q̃` for a grid of α's. This gives the rejection rate `E [1 − Σ min(π, q̃)]` and the deferral
-rate `E [η]` of a rule; rates between two α's of the grid are interpolated. The rates are *estimates*, because a rule
-that decodes generates other prefixes than the given outputs.
+rate `E [η]` of a rule, where `η` is the probability that the rule defers a drafted token to the target. Rates between
+two α's of the grid are interpolated. The rates are *estimates*: if the rule itself decoded, it would generate other
+prefixes than the given outputs.
 
 The module also compares the divergence between fuzzy decoding and the target with the bound `N · share · τ` of Holsman
-et al. (2025, §4.2 and Appendix B). This divergence is one between two distributions of whole outputs, the target's and
-the method's. The bound is the number of tokens `N`, times the share of tokens that the draft decides, times the
-threshold `τ`. What holds depends on the divergence (METHODS section 5;
+et al. (2025, §4.2 and Appendix B). The compared distributions are those of whole outputs, not of single tokens. The
+bound is the number of tokens `N`, times the share of tokens that the draft decides, times the threshold `τ`. Whether
+the bound holds depends on the divergence (docs/methods.md, section 5;
 `tests/evaluation/studies/survey/estimates_test.py` enumerates all outputs of small models):
 
 * Both KL divergences obey the chain rule: the divergence of whole outputs *is* the expected sum of `Div` over the
@@ -17,9 +18,10 @@ threshold `τ`. What holds depends on the divergence (METHODS section 5;
 * The total variation `tv` of whole outputs is at most that expected sum, with prefixes of either distribution.
 * The Jensen-Shannon divergence `js` has neither property and can exceed the bound: by a fifth for outputs of 2 tokens,
   by a third for 3 tokens, and by three fifths for 8 tokens.
-* These statements hold for the distributions that tokens are sampled from. If a rule compares the raw distributions
-  instead, nothing follows, in particular for a greedy draft: its sampling distribution is a one-hot vector, which may
-  be far from the target although the draft's soft distribution is close to it.
+* These statements hold for the distributions that tokens are sampled from. If a rule instead compares the raw
+  distributions (before temperature, top-p and top-k), they need not hold. An example is a greedy draft: its sampling
+  distribution is a one-hot vector, which may be far from the target even if the draft's raw distribution is close to
+  the target's.
 """
 
 import warnings
@@ -286,12 +288,12 @@ def outputs_of(form: Threshold) -> str:
 def standing(form: Threshold, along: str, greedy: bool) -> str:
     """Returns the status of the bound `N · share · τ`: "proven", "heuristic …", or the reason why it is no bound.
 
-    A greedy draft is no exception if the rule compares the scaled distributions, because `q̃` is then the one-hot that
-    tokens are drawn from.
+    If the rule compares the scaled distributions, the status is the same for a greedy draft: `q̃` is then the one-hot
+    vector that tokens are drawn from.
     """
     if not form.scaled:
-        read = "it reads the raw distributions, but tokens come from the scaled ones"
-        soft = "false for greedy drafts: it reads the soft distribution, not the one-hot"
+        read = "the rule compares raw distributions, but tokens are drawn from the scaled ones"
+        soft = "no bound for a greedy draft: the rule compares its raw distribution, not the one-hot"
         return soft if greedy else f"no bound: {read}"
     if form.top_k:
         return f"no bound: over the top {form.top_k} tokens a divergence is underestimated"

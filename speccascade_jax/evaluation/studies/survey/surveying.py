@@ -168,7 +168,7 @@ def write(session: Session, point: Point) -> list[Written]:
 
 
 def rates(written: Sequence[Written]) -> dict[str, Any]:
-    """Computes the summary measures of generated outputs (METHODS section 9)."""
+    """Computes the summary measures of generated outputs (docs/methods.md, section 9)."""
     stats = jax.tree.map(lambda *parts: np.concatenate(parts), *(batch.generation.stats for batch in written))
     return summarise(stats, rows=np.concatenate([batch.counts for batch in written]))
 
@@ -211,9 +211,10 @@ def _row(surveyed: Survey, rule: str, alpha: float) -> dict[str, Any]:
 
 
 def _checked(session: Session, point: Point, row: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """Runs a rule, and returns the errors of two estimates: along the surveyed outputs and along its own outputs.
+    """Runs a rule, and returns the errors of two estimates of its rate.
 
-    The rule's own outputs have the same prefixes as the run, so other prefixes cannot explain the second error.
+    The first estimate is computed along the surveyed outputs, the second along the outputs of the run itself. The
+    second one sees the same prefixes as the run, so its error has another cause than different prefixes.
     """
     real = _under(point, Settings(method=row["rule"], alpha=row["alpha"], block_size=block_size))
     validate(real, timed=False)
@@ -280,7 +281,10 @@ BOUNDS = {
 
 def show(rows: Sequence[Mapping[str, Any]], along: str, positions: int) -> None:
     """Prints the estimated rates as a table."""
-    note = f"Estimated along {positions:,} positions of the {along} outputs. A rule that decodes has other prefixes."
+    note = (
+        f"Estimated along {positions:,} positions of the {along} outputs. A rule that decodes generates other outputs, "
+        "so its real rates differ."
+    )
     _print("Rejection and deferral rates", note, RATES, rows)
 
 

@@ -230,9 +230,9 @@ def test_proven_bounds_on_scaled_distributions_hold_for_greedy_drafts(name):
         ("fuzzy_js_reference_scaled", "rule", False, 3558, 2.0, "no bound: js_reference of whole outputs may"),
         ("fuzzy_kl_scaled", "rule", False, 3339, 2.0, "no bound: the share must be along outputs of the target"),
         ("fuzzy_kl_reversed_scaled", "target", False, 2174, 2.0, "no bound: the share must be along outputs of the r"),
-        ("fuzzy_tv", "rule", True, 3911, 10.0, "false for greedy drafts"),
-        ("fuzzy_js", "rule", True, 2241, 10.0, "false for greedy drafts"),
-        ("fuzzy_kl_reversed", "rule", True, 2241, 10.0, "false for greedy drafts"),
+        ("fuzzy_tv", "rule", True, 3911, 10.0, "no bound for a greedy draft"),
+        ("fuzzy_js", "rule", True, 2241, 10.0, "no bound for a greedy draft"),
+        ("fuzzy_kl_reversed", "rule", True, 2241, 10.0, "no bound for a greedy draft"),
     ],
 )  # fmt: skip
 def test_unproven_bounds_fail_for_some_model(rule, along, greedy, seed, factor, label):
@@ -293,7 +293,7 @@ def test_bounds_match_values_computed_by_hand(rule, tau, along, expected):
 
 
 @pytest.mark.parametrize(("form", "along", "label"), [
-    (Threshold("tv"), "rule", "no bound: it reads the raw distributions"),
+    (Threshold("tv"), "rule", "no bound: the rule compares raw distributions"),
     (Threshold("tv", 50, True), "rule", "no bound: over the top 50 tokens a divergence is"),
     (Threshold("tv", scaled=True), "mixed", "no bound: the share must be along outputs of the rule or target"),
     (Threshold("js", scaled=True), "draft", "no bound: the share must be along outputs of the rule"),
