@@ -86,9 +86,9 @@ def _tell_compiling() -> None:
         if event == "/jax/compilation_cache/compile_requests_use_cache":  # the first event of a compilation
             progress.compiling(True)
 
-    def ends(event: str, seconds: float, **_: Any) -> None:
+    def ends(event: str, duration_secs: float, **_: Any) -> None:
         if event.startswith("/jax/core/compile/"):  # of tracing, lowering and compiling
-            progress.prepared(seconds, time.monotonic())
+            progress.prepared(duration_secs, time.monotonic())
         if event == "/jax/core/compile/backend_compile_duration":
             progress.compiling(False)
 
