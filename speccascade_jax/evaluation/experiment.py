@@ -190,7 +190,7 @@ def sweep(
     if workers and points:
         pool.check(points, workers, worker_device)
     path = expanded(output if num_shards == 1 else shards.path_of(output, *shard))
-    recipe_header.announce(f"{len(points)} points")
+    recipe_header.announce(f"{len(points)} points", subject=_described(points))
     if dry_run or not points:
         _list(points, f"part {shard_id} of {num_shards}")
         return None
@@ -241,6 +241,12 @@ def _shared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `enumerate_points`, except `alphas`, for the given arguments of `sweep`."""
     lists = {name: arguments[name] for name in ("temperatures", "top_ps", "draft_temperatures")}
     return {name: arguments[name] for name in _NAMING} | {"samplings": _samplings(arguments["top_k"], **lists)}
+
+
+def _described(points: Sequence[Point]) -> str:
+    """Returns the task, the pair and the methods of points; empty without points."""
+    names = dict.fromkeys(point.title() for point in points)
+    return f"{_subject(points[0].coordinates())}: {', '.join(names)}" if points else ""
 
 
 def _list(points: Sequence[Point], part: str) -> None:

@@ -31,6 +31,7 @@ from speccascade_jax.methods.settings import Arm, Level, Settings
 from speccascade_jax.methods.speculation import Speculation
 from speccascade_jax.metrics import quality, sandbox
 from speccascade_jax.pairs.chat import checked_variables
+from speccascade_jax.results.store.record import curve_title
 from speccascade_jax.rules import deferral
 from speccascade_jax.rules.rule import BEYOND, beyond, ends
 from speccascade_jax.runtime import mesh as meshes
@@ -228,8 +229,12 @@ class Point:
         run = [f"  {name} = @{_selector(part)}()" for name, part in parts.items()]
         return "\n".join([*head, *blocks, "experiment.run:", *run, f"  seed = {self.seed}"]) + "\n"
 
+    def title(self) -> str:
+        """Returns the name of the point's curve in tables and progress lines."""
+        return curve_title(self.coordinates())
+
     def label(self) -> str:
-        """Returns a short description of the point, for progress lines."""
+        """Returns a short description of the point with the names that flags use, for lists and errors."""
         settings = self.settings
         numbers: dict[str, Any] = {"alpha": settings.alpha, "block": settings.block_size, "T": settings.temperature}
         numbers["top_p"] = settings.top_p if settings.top_p < 1 else None

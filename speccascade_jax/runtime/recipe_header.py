@@ -23,6 +23,11 @@ _KINDS = {
 }
 _MACHINE = r"on (?:\d+ cores?|one core)[^(;]*\([^)]*\)|on \d+ cores of an? [\w ]+"
 
+_CHANGES = re.compile(r"--?(task|pair|methods|alphas)\b|--?gin\.(\w+[./])*(task|name|target|draft|methods|alphas)=")
+"""Beginning of a word of a command line that makes a recipe's title untrue."""
+_ASIDE = re.compile(r"--?(output|notes|debug|import|host_logs|gin\.MINE)\b")
+"""Beginning of a word that changes neither what is measured nor its time; `MINE` stands for the user's rules."""
+
 _RECIPE: list[str] = []
 _PLACES: list[str] = []
 
@@ -43,15 +48,16 @@ def remember_place(place: str) -> None:
     _PLACES.append(place)
 
 
-def announce(count: str = "", file: TextIO | None = None) -> None:
+def announce(count: str = "", file: TextIO | None = None, subject: str = "") -> None:
     """Prints the first line of a command, in the first process; nothing without a recipe.
 
     Args:
         count: what the command measures, such as "14 points".
         file: the stream; by default stdout.
+        subject: as in `first_line`.
     """
     for recipe in _RECIPE if hosts.first() else ():
-        if line := first_line(recipe, count, sys.argv[1:]):
+        if line := first_line(recipe, count, sys.argv[1:], subject):
             print(line, file=file, flush=True)
     _RECIPE.clear()
 
@@ -63,13 +69,29 @@ def announce_places() -> None:
     _PLACES.clear()
 
 
-def first_line(recipe: str, count: str, typed: Sequence[str]) -> str:
-    """Returns the first line of a command, from the recipe's text, the count and the words of the command line."""
-    spent = times(recipe)
-    if spent and not any(sorted(words) == sorted(typed) for words in commands(recipe)):
-        spent = f"the command in the recipe takes {spent}"
-    name = title(recipe)
+def first_line(recipe: str, count: str, typed: Sequence[str], subject: str = "") -> str:
+    """Returns the first line of a command.
+
+    Args:
+        recipe: the recipe's text. Its times are those of its own command, so another command has none.
+        count: as in `announce`.
+        typed: the words of the command line.
+        subject: the name of what is measured, if flags may change the recipe's task, pair or methods.
+    """
+    name = shortened(subject) if subject and any(map(_CHANGES.match, typed)) else title(recipe)
+    same = any(sorted(_flags(words)) == sorted(_flags(typed)) for words in commands(recipe))
+    spent = times(recipe) if same else ""
     return f"{'' if name.endswith('…') else '.'} ".join(filter(None, [name, ", ".join(filter(None, [count, spent]))]))
+
+
+def _flags(words: Sequence[str]) -> list[str]:
+    """Returns the words that determine what is measured and how long it takes."""
+    return [word for word in words if word.startswith("-") and not _ASIDE.match(word)]
+
+
+def shortened(text: str) -> str:
+    """Returns a text that fits into a line."""
+    return textwrap.shorten(text, _WIDTH, placeholder=" …")
 
 
 def title(recipe: str) -> str:
@@ -77,7 +99,7 @@ def title(recipe: str) -> str:
     comment = re.match(r"(?:#[^\n]+\n)+", recipe)
     words = " ".join(re.sub(r"(?m)^# ?", " ", comment[0]).split()) if comment else ""
     sentence = re.split(r"(?<!al)\.\s+(?=[A-Z(]|python )", words)[0].rstrip(".:")
-    return textwrap.shorten(sentence, _WIDTH, placeholder=" …")
+    return shortened(sentence)
 
 
 def commands(recipe: str) -> list[list[str]]:

@@ -26,9 +26,18 @@ def test_the_first_line_has_title_count_and_times():
     assert recipe_header.first_line(RECIPE, "3 points", typed) == NAMED + SPENT
 
 
-def test_other_settings_take_another_time():
-    typed = ["--gin_file=a.gin", "--gin_file=b.gin", "--quick"]
-    assert recipe_header.first_line(RECIPE, "3 points", typed) == f"{NAMED}the command in the recipe takes {SPENT}"
+@pytest.mark.parametrize(("typed", "named", "time"), [
+    (["--quick"], NAMED, ""),
+    (["--output=results/b.jsonl", "--notes"], NAMED, SPENT),
+    (["--task=mine.csv"], "mine, tiny: Target alone, Chow. 3 points, ", ""),
+    (["--gin.sweep.methods=('chow',)"], "mine, tiny: Target alone, Chow. 3 points, ", ""),
+    (["--gin.ModelPair.name='tiny'"], "mine, tiny: Target alone, Chow. 3 points, ", ""),
+    (["--gin.sweep.output='results/name=b.jsonl'"], NAMED, ""),
+])  # fmt: skip
+def test_other_settings_have_no_time_and_other_data_another_title(typed, named, time):
+    typed = ["--gin_file=a.gin", "--gin_file=b.gin", *typed]
+    line = recipe_header.first_line(RECIPE, "3 points", typed, "mine, tiny: Target alone, Chow")
+    assert line == (named + time).removesuffix(", ")
 
 
 @pytest.mark.parametrize(("time", "said"), [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from speccascade_jax.core.names import DRAFT, TARGET, natural
 from speccascade_jax.results.analysis.bootstrap import Interval
-from speccascade_jax.results.store.record import Bounds, Record, get_entry, hardware_name
+from speccascade_jax.results.store.record import Bounds, Record, curve_title, get_entry, hardware_name
 from speccascade_jax.results.store.result_store import check_format, read_records
 
 _SHARED = (
@@ -55,15 +55,7 @@ def label(record: Record, apart: str = "", *, threshold: bool = True) -> str:
         apart: text that distinguishes the curve from others of its panel (`suffixes`).
         threshold: whether the name includes the stop threshold; it does not if the threshold varies along the curve.
     """
-    point = record["point"]
-    text: str = point["title"]
-    if point["details"]:
-        text += f" [{', '.join(point['details'])}]"
-    if point["head"]:
-        text += f" {Path(point['head']).stem}"
-    if threshold and point["stop_threshold"] is not None:
-        text += f" {point['symbol']} {point['stop_threshold']:g}"
-    return text + apart
+    return curve_title(record["point"], threshold=threshold) + apart
 
 
 def place(record: Record, curve: str) -> tuple[int, tuple[tuple[float, str], ...]]:

@@ -1,6 +1,7 @@
 """Types of measurement records; a line of a store is one record as JSON, with a checksum."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NotRequired, Required, TypedDict, cast
 
 FORMAT = 3
@@ -260,6 +261,23 @@ class Record(TypedDict, total=False):
 def get_entry(part: Mapping[str, Any], name: str) -> Any:
     """Returns an entry of a record, or of a dictionary inside it, for a name that is known only at run time."""
     return part[name]
+
+
+def curve_title(point: Mapping[str, Any], *, threshold: bool = True) -> str:
+    """Returns the name of a point's curve in tables and progress lines, such as "SpecCascade [Token]".
+
+    Args:
+        point: the point's coordinates.
+        threshold: whether the name includes the stop threshold.
+    """
+    text: str = point["title"]
+    if point["details"]:
+        text += f" [{', '.join(point['details'])}]"
+    if point["head"]:
+        text += f" {Path(point['head']).stem}"
+    if threshold and point["stop_threshold"] is not None:
+        text += f" {point['symbol']} {point['stop_threshold']:g}"
+    return text
 
 
 def one_line(record: Record) -> str:
