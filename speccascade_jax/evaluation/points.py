@@ -51,6 +51,7 @@ _COUNTED = (
 )  # fmt: skip
 # vocabulary size that `Alpha.usual` assumes; α's that are useful at this size cause no warning
 _SMALL = 8192
+_LARGE = 2**20  # no vocabulary is larger
 _MOST_RESAMPLES = 100_000  # more resamples would only need more memory
 
 __all__ = ["Arm", "Evaluation", "Level", "ModelPair", "Point", "Settings", "recorded"]
@@ -415,12 +416,27 @@ def validate_evaluation(evaluation: Evaluation) -> None:
     check_code(evaluation)
 
 
-def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int) -> None:
-    """Warns of α's and stop thresholds, nested drafters included, outside the range in which they change results."""
-    lines = list(dict.fromkeys(line for settings in chosen for line in _beyond(settings, max(vocab_size, _SMALL))))
-    if lines:
+def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int = _LARGE, *, warned: bool = False) -> None:
+    """Warns of α's and stop thresholds, nested drafters included, outside the range in which they change results.
+
+    Args:
+        chosen: the settings.
+        vocab_size: the target's vocabulary size, on which some ranges depend. Without it, only numbers are named that
+            are outside at any size, so that the warning can come before the models are loaded.
+        warned: whether a call without a vocabulary size has warned before, so that its warnings are not repeated.
+    """
+    chosen = list(chosen)
+    lines = _all_beyond(chosen, max(vocab_size, _SMALL))
+    known = _all_beyond(chosen, _LARGE) if warned else {}
+    if lines := [sentence for subject, sentence in lines.items() if subject not in known]:
         listed = [*lines[:5], *[f"and {len(lines) - 5} more"] * (len(lines) > 5)]
         warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
+
+
+def _all_beyond(chosen: Iterable[Settings], size: int) -> dict[str, str]:
+    """Returns the sentences of `_beyond`, by their first words, which do not depend on the vocabulary size."""
+    sentences = (sentence for settings in chosen for sentence in _beyond(settings, size))
+    return {sentence.partition(" lies outside ")[0]: sentence for sentence in sentences}
 
 
 def _beyond(settings: Settings | Level, size: int) -> Iterator[str]:

@@ -150,14 +150,17 @@ class Session:
             )
         return np.arange(first, end)
 
-    def check(self, chosen: Iterable[Settings]) -> None:
-        """Refuses drafters that the pair lacks, with a ValueError; checks acceptance heads and selection policies."""
+    def check(self, chosen: Iterable[Settings], *, warned: bool = False) -> None:
+        """Refuses drafters that the pair lacks, with a ValueError; checks acceptance heads and selection policies.
+
+        `warned` is that of `points.warn_of_ranges`.
+        """
         chosen = list(chosen)
         for name in {name for settings in chosen for name in models_of(settings.drafters, settings.tail)}:
             self.pair.model(name)
         self.heads.check(chosen)
         self.policies.check(chosen)
-        warn_of_ranges(chosen, self.pair.target.model.vocab_size)
+        warn_of_ranges(chosen, self.pair.target.model.vocab_size, warned=warned)
 
     def identity(self, point: Point) -> Identity:
         """Returns the keys and the code provenance that the point's record has if it is measured now."""
@@ -264,8 +267,10 @@ def without_numbers(settings: Settings) -> Settings:
 
 def open_session(points: Sequence[Point]) -> Session:
     """Opens a session for points with the same pair and evaluation, and checks their settings (`Session.check`)."""
+    chosen = [point.settings for point in points]
+    warn_of_ranges(chosen)  # before the models are loaded, which may take minutes
     session = Session(points[0].pair, points[0].evaluation)
-    session.check(point.settings for point in points)
+    session.check(chosen, warned=True)
     return session
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from speccascade_jax.evaluation import experiment, points
+from speccascade_jax.evaluation import experiment, points, session
 from speccascade_jax.evaluation.session import Identity
 from speccascade_jax.results.store import result_store
 from speccascade_jax.runtime import hosts
@@ -53,3 +53,14 @@ def test_a_store_of_the_same_task_and_pair_holds_no_other_results(capsys, tmp_pa
     with result_store.ResultStore(written(tmp_path / "a.jsonl", fake_records.run(point.coordinates()))) as store:
         experiment.tell_other_panels(store, point)
     assert capsys.readouterr().out == ""
+
+
+def test_an_alpha_outside_its_range_is_warned_of_before_anything_is_loaded(monkeypatch):
+    point = points.Point(
+        pair=points.ModelPair(name="tatoeba_en_de"),
+        evaluation=points.Evaluation(task="tiny_translation"),
+        settings=points.Settings(method="opt", alpha=100),
+    )
+    monkeypatch.setattr(session, "Session", lambda *_: pytest.fail("loaded"))
+    with pytest.warns(UserWarning, match="alpha=100 of 'opt' lies outside -1"), pytest.raises(pytest.fail.Exception):
+        session.open_session([point])

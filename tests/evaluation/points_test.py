@@ -277,11 +277,18 @@ SIZE = 10_000
 LN = math.log(SIZE)
 
 
-def _said(*methods: Settings) -> list[str]:
+def _said(*methods: Settings, **more) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        points.warn_of_ranges(methods, SIZE)
+        points.warn_of_ranges(methods, **({"vocab_size": SIZE} | more))
     return [str(warning.message) for warning in caught]
+
+
+def test_numbers_outside_at_any_vocabulary_size_are_warned_of_first_and_once():
+    chow, log = Settings(method="chow", alpha=1.5), Settings(method="chow_log", alpha=LN + 0.1)
+    assert _said(chow, log, vocab_size=points._LARGE) == ["alpha=1.5 of 'chow' lies outside 0 … 1: " + points.BEYOND]
+    (later,) = _said(chow, log, warned=True)
+    assert later.startswith("alpha=9.31034 of 'chow_log' lies outside 0 … 9.21034: ")
 
 
 LEVEL = Level(model="draft", budget=3, rule="chow", alpha=2, stop="entropy", stop_threshold=11)
