@@ -76,12 +76,12 @@ def report(
         draft: as for `compiled`.
         topology: as for `compiled`.
         mesh: as for `compiled`.
-        drafted: passes of the draft model in a round; `None`: as many as a whole block needs.
-        catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
-            was kept whole, or none if the rule keeps the cache complete.
-        rounds: rounds of a whole generation; `None`: the fewest possible, if every draft is kept.
-        loops: pattern of another loop's scope -> its iterations, if they depend on data; loops that are not listed
-            count once.
+        drafted: number of passes of the draft model in a round; `None`: as many as a full block needs.
+        catching_up: number of calls in a round that bring the draft model's cache up to date; `None`: one, as after a
+            block that was accepted in full, or none if the cache is complete after every round.
+        rounds: number of rounds of a whole generation; `None`: the smallest possible, as if every draft is accepted.
+        loops: iterations of further loops that depend on data: a regular expression that matches the loop's scope in
+            the compiled program -> the number. Loops that match none run once.
         dump: whether the compiler also writes its final schedules, from which cycles are counted; compiling then takes
             longer.
         arguments: as for `compiled`.
@@ -96,7 +96,7 @@ def report(
 
 
 def job_of(target: str, draft: str | None, **arguments: Any) -> Job:
-    """Returns a job from arguments; those that are not fields of `Job` are settings of `sc.decode`."""
+    """Returns a job from the arguments of `compiled`: fields of `Job`, and settings of `sc.decode` by name."""
     fields = {name: value for name, value in arguments.items() if name in _JOB}
     fields["others"] = tuple(dict(fields.get("others", {})).items())
     settings = {name: value for name, value in arguments.items() if name not in _JOB}

@@ -39,7 +39,7 @@ def cycles(text: str) -> int:
 
 
 def control(text: str) -> dict[str, int]:
-    """Returns the bundles of a program's own schedule from each instruction's call to the next call, by instruction."""
+    """Returns, by instruction, the number of bundles in the program's own schedule from its call to the next call."""
     table: dict[str, int] = {}
     name = ""
     for bundle in schedules.bundles_of(text):
@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, int]:
 
 
 def duplicates(folder: Path) -> Mapping[str, str]:
-    """Returns the name of each instruction -> the name of the one whose schedule it shares."""
+    """Returns, for the name of each instruction, the name of the instruction whose schedule file it shares."""
     table: dict[str, str] = {}
     for file in folder.glob("*-deduplication-map.txt"):
         key = ""

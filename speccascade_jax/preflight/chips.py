@@ -157,12 +157,12 @@ _B200 = replace(
 CHIPS = {
     chip.name: chip
     for chip in (
-        # memory sizes are the limits in the errors of libtpu 0.0.42.1, slightly below the memory of the chips
+        # Memory sizes are the limits that errors of libtpu 0.0.42.1 name, slightly below the memory of the chips.
         _tpu("v4", 30.75, 1200, 1.05),
         _tpu("v5e", 15.75, 819, 1.5),
         _tpu("v5p", 95.74, 2765, 1.75),
         _tpu("v6e", 31.25, 1638, 1.75),
-        # two devices on a chip, each with half of its memory and speed
+        # A tpu7x chip counts as two devices, each with half of the chip's memory and speed.
         _tpu("tpu7x", 94.75, 3690, 2.2),
         *(gpu.chip for gpu in (_A100, _H100, _H200, _B200)),
     )
@@ -174,10 +174,10 @@ def chip_of(topology: str) -> Chip:
     """Returns the chip of a topology such as "v5e:2x4".
 
     Raises:
-        ValueError: no such chip; names the known ones.
+        ValueError: the chip is unknown; the message names the known chips.
     """
     if not isinstance(topology, str):
-        raise ValueError(f"topology={topology!r} is not a text: write CHIP or CHIP:SIZES, such as 'v5e:2x4'")
+        raise ValueError(f"topology={topology!r} is not a string: write CHIP or CHIP:SIZES, such as 'v5e:2x4'")
     name = topology.split(":")[0]
     if name not in CHIPS:
         raise ValueError(f"topology={topology!r}: {hint(name, CHIPS)}the chips are {', '.join(CHIPS)}")

@@ -1,4 +1,7 @@
-"""Compilation of a job and analysis of the result, in a child process in which the compiler writes its dump."""
+"""Compilation of a `Job` and analysis of the compiled program, in a child process where the compiler writes a dump.
+
+A job is one part of decoding, or a training step, with the devices to compile it for.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,16 @@ from speccascade_jax.preflight.report import Costs, Memory, Report
 from speccascade_jax.runtime import own_files
 
 ROUNDS = r"^[^/]*(/jit\([^)]*\))?/while"
-"""Named scope of the loop over rounds, in a program's text."""
+"""Pattern of the scope of the loop over rounds, in a program's text."""
 BISECTIONS = 31
 """Number of halvings in the search for the threshold of top-k and top-p (`core.sampling`)."""
 CATCH_UP, DRAFT = r"/catch_up/while", r"/draft/while"
-"""Patterns of two loops' scopes: of the loop that brings the draft's cache up to date, and of the loop that drafts."""
+"""Patterns of the scopes of two loops: one brings the draft model's cache up to date, the other one drafts."""
 _CALLBACKS = ("callback", "xla_python", "SendToHost", "RecvFromHost")
 _KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 """Targets of custom calls that are hand-written kernels (Pallas)."""
 _LEFT_OUT = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
-"""Environment variables with which the child process would compile another program, or none; it does not get them."""
+"""Environment variables that the child process does not get: with them, it would compile another program, or none."""
 _TOO_LARGE = ("RESOURCE_EXHAUSTED", "Ran out of memory", "exceeds the limit", "out of memory")
 
 
@@ -99,10 +102,10 @@ def assumptions(
 
     Args:
         traced: the job.
-        drafted: passes of the draft model in a round; `None`: as many as a whole block needs.
-        catching_up: calls that bring the draft's cache up to date; `None`: one, which a round needs after a block that
-            was kept whole, or none if the rule keeps the cache complete.
-        rounds: rounds of a whole generation; `None`: the fewest possible, if every draft is kept.
+        drafted: number of passes of the draft model in a round; `None`: as many as a full block needs.
+        catching_up: number of calls in a round that bring the draft model's cache up to date; `None`: one, as after a
+            block that was accepted in full, or none if the cache is complete after every round.
+        rounds: number of rounds of a whole generation; `None`: the smallest possible, as if every draft is accepted.
         loops: pattern of a loop's scope -> iterations, instead of the default; each pattern must match a loop.
 
     Raises:
@@ -112,7 +115,8 @@ def assumptions(
     block = 0 if engine is None else engine.block
     steps = (traced.drafted if block else 1) if drafted is None else drafted
     complete = engine is not None and block > 0 and engine.complete
-    # the first pass of some drafters is outside the loop, and feeds a missed token
+    # Some drafters run their first pass before the loop that drafts. It also feeds a missed token, so that no call has
+    # to catch up.
     opened = block > 0 and traced.first_pass_feeds_two
     missing_calls = float(not complete and not opened) if catching_up is None else catching_up
     fewest = -(-traced.job.max_new_tokens // (block + 1)) if rounds is None else rounds
@@ -141,7 +145,7 @@ def _expert_loops(traced: Traced, block: int) -> dict[str, float]:
 
 
 def expert_loops(target: Any, draft: Any, *, rows: int, block: int, prompt: int) -> dict[str, float]:
-    """Returns the iterations of loops over experts by pattern, if tokens choose evenly and independently.
+    """Returns the iterations of loops over experts, by pattern of their scopes, if choices are even and independent.
 
     Args:
         target: the target's configuration.
@@ -151,7 +155,8 @@ def expert_loops(target: Any, draft: Any, *, rows: int, block: int, prompt: int)
         prompt: number of tokens of a prompt.
     """
     loops: dict[str, float] = {}
-    # Patterns of inner loops come first. A prefill counts as the target's, whose is the larger one.
+    # The first pattern that matches a loop counts, so patterns of inner loops come first. Every prefill counts as one
+    # of the target, which is the larger model.
     calls = ((r"\.states/", target, prompt - 1), (r"/(draft|catch_up)/", draft, 1), ("", target, block + 1))
     for scope, config, tokens in calls:
         if not getattr(config, "num_experts", 0):
@@ -164,7 +169,7 @@ def expert_loops(target: Any, draft: Any, *, rows: int, block: int, prompt: int)
 
 
 def _branches(traced: Traced) -> dict[str, int]:
-    """Returns the branches that sampling takes under the job's settings (`core.sampling`), draft first."""
+    """Returns the branches that sampling takes under the job's settings (`core.sampling`); the draft's come first."""
     settings = traced.settings
     heat = settings.temperature if settings.draft_temperature is None else settings.draft_temperature
     table = dict[str, int]()
@@ -192,8 +197,8 @@ def analyse(
 
     Args:
         traced: the job.
-        compiled: its program.
-        cycles: of every instruction with a schedule of its own (`bundles.read`); `None` if they were not read.
+        compiled: its compiled program.
+        cycles: cycles of every instruction that has its own schedule (`bundles.read`); `None` if they were not read.
         chosen: assumptions about numbers that the program's text does not contain.
         command_buffers: instructions in each command buffer of a GPU (`gpu.read`); `None` if they were not read.
     """
@@ -263,7 +268,7 @@ def versions() -> dict[str, str]:
 def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> Report:
     """Compiles and analyses a job in a child process.
 
-    The compiler reads the flags for its dump only once, when it is loaded.
+    A new process is needed, because the compiler reads the flags for its dump only once, when it is loaded.
 
     Args:
         job: the program to compile.
@@ -282,7 +287,8 @@ def in_child(job: Job, dump: bool, save: Path | None = None, **assumed: Any) -> 
         if dump:
             environment |= _dump_flags(job, folder)
         request = {"job": job, "assumed": assumed, "folder": folder if dump else None, "save": save}
-        # the user's own files come first, because a rule can be unpickled only after its module is loaded
+        # The paths of files that the user loaded come first. The request may hold objects that these files define, such
+        # as rules, and they can be unpickled only after the files are loaded.
         asked = pickle.dumps(list(own_files.loaded().values())) + pickle.dumps(request)
         command = [sys.executable, "-m", "speccascade_jax.preflight.child"]
         done = subprocess.run(command, input=asked, capture_output=True, env=environment, check=False)
@@ -315,7 +321,7 @@ def answer(
 
     Args:
         request: the request that `in_child` sends.
-        keep: writes the compiled program to the file that the request names.
+        keep: function that writes the compiled program to the file that the request names.
     """
     try:
         traced = Traced.of(request["job"])

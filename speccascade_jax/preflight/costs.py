@@ -1,6 +1,7 @@
-"""Costs of the programs that a store's records ran, compiled for other hardware and kept in a file.
+"""Costs of the programs behind stored measurements (records), compiled for other hardware and kept in a file.
 
-Every different program is compiled once; the file is written after each one, so that a killed command resumes.
+Every distinct program is compiled once. The file is written after each program, so a command that was killed can
+continue where it stopped.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ def complete(
     compile_report: Compile = preflight.report,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Row]:
-    """Returns the costs of the records' programs; compiles the programs that the file at `path` lacks, and adds them.
+    """Returns the costs of the records' programs; compiles those that the file at `path` lacks, and adds their costs.
 
     Costs in the file are kept, whichever compiler versions they come from; remove the file to compile all programs
     again.
 
     Args:
         path: the file of costs, which need not exist (`program_costs.path_of`).
-        records: records of points.
-        hardware: the hardware to compile for.
-        compile_report: compiles a program; tests pass a function that compiles nothing.
-        say: receives a line for each program that was compiled; by default it is printed on stderr.
+        records: records of measurements.
+        hardware: the kinds of devices to compile for.
+        compile_report: function that compiles a program; tests pass one that compiles nothing.
+        say: function that receives a line for each compiled program; by default, the line is printed on stderr.
 
     Raises:
         ImportError: the compiler of the hardware is not installed.
-        ValueError: the hardware is unknown, or a pair is not on this machine.
+        ValueError: the hardware is unknown, or the models of a record are not on this machine.
     """
     costs = program_costs.read(path)
     lacking, say = program_costs.missing(records, hardware, costs), say or partial(print, file=sys.stderr)
@@ -82,7 +83,7 @@ def entry(program: Row, compile_report: Compile) -> Row:
         return {"program": program, "refused": f"it does not fit {program['topology']}: {error}"}
     except (ValueError, TypeError, NotImplementedError) as error:
         if program["settings"].get("method") in (TARGET, DRAFT):
-            raise  # the target alone has no unusual settings, so the hardware, the mesh or the models are wrong
+            raise  # Decoding with one model has no unusual settings, so the hardware, mesh or models must be wrong.
         return {"program": program, "refused": str(error)}
     if not compiled.fits:
         return {
@@ -109,11 +110,11 @@ def entry(program: Row, compile_report: Compile) -> Row:
 def job(program: Mapping[str, Any]) -> Row:
     """Returns the arguments of `preflight.report` for a program's description.
 
-    The loop that drafts and the loop that catches up count 0 iterations; `Report.more` contains the costs of one
-    iteration.
+    The loop that drafts and the loop that catches up count 0 iterations, because `Report.more` contains the costs of
+    one iteration.
 
     Raises:
-        ValueError, FileNotFoundError: the pair is not on this machine.
+        ValueError, FileNotFoundError: the models are not on this machine.
     """
     settings = {name: tuple(x) if isinstance(x, list) else x for name, x in program["settings"].items()}
     shared = {name: program[name] for name in ("topology", "dtype", "part", "prompt_length", "max_new_tokens")}
@@ -131,18 +132,18 @@ def per_call(
     start: float = 0.5,
     compile_report: Compile = preflight.report,
 ) -> dict[str, float]:
-    """Returns the microseconds of a one-token call of each model of a pair, compiled for other hardware.
+    """Returns, for each model of a pair, the microseconds of a call with one token, computed from compiled programs.
 
-    These are costs for `hierarchy.optimizing.optimize`, which finds the best stack for that hardware.
+    `hierarchy.optimizing.optimize` takes them as costs, and finds the best stack of models for that hardware.
 
     Args:
-        pair: the models.
+        pair: the target and its draft models.
         topology: as for `preflight.report`.
         dtype: dtype of all models.
-        prompt_length: tokens of a prompt.
-        max_new_tokens: tokens of an output.
-        start: the cost of starting an op, as a share (0 to 1) of the largest one.
-        compile_report: compiles a program; tests pass a function that compiles nothing.
+        prompt_length: number of tokens of a prompt.
+        max_new_tokens: number of tokens of an output.
+        start: the time to start an op, as a share (0 to 1) of the largest time, `Chip.launch`.
+        compile_report: function that compiles a program; tests pass one that compiles nothing.
 
     Raises:
         ImportError, FileNotFoundError, ValueError: as in `complete`.
@@ -162,7 +163,7 @@ def per_call(
 
 def _models(program: Mapping[str, Any]) -> Row:
     """Returns the paths or presets of a program's models."""
-    if "target" in program and "draft" not in program:  # the target alone
+    if "target" in program and "draft" not in program:  # decoding with the target alone
         return {"target": program["target"], "draft": None, "others": {}}
     others = dict(text.split("=", 1) for text in program.get("others", ()))
     named = {name: program[name] for name in ("target", "draft") if name in program}

@@ -34,7 +34,7 @@ def save(path: str | Path, compiled: jax.stages.Compiled) -> Path:
     check_replaceable(file, start=_BEGIN.decode())
     try:
         payload, inputs, outputs = serialize_executable.serialize(compiled)
-    except Exception as error:  # each platform has its own exception for programs that it cannot write
+    except Exception as error:  # Each platform raises another exception for programs that it cannot write.
         raise ValueError(f"{file}: this program cannot be written: {str(error).splitlines()[0]}") from error
     content = {"versions": versions(), "payload": payload, "inputs": inputs, "outputs": outputs}
     write_atomically(file, _BEGIN + pickle.dumps(content))

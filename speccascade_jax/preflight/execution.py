@@ -30,7 +30,7 @@ _BY_SCOPE = (
     (r"/sampling(/|$)", "sampling"),
     (r"/verify(/|$)", "verify"),
     (r"/commit(/|$)", "commit"),
-    # the scope of the loop that calls the target at one of several widths has no other name; it belongs to scoring
+    # The target is called at one of several block widths, in a loop whose scope names only the width. It is scoring.
     (r"/width_\d+(/|$)", "score"),
 )
 
@@ -56,7 +56,9 @@ class Assumptions:
         scopes = sorted({part.scope for computation in module for part in computation.instructions if _is_loop(part)})
         for pattern in self.needed:
             if not any(re.search(pattern, scope) for scope in scopes):
-                raise ValueError(f"loops={{{pattern!r}: …}} fits no loop of the program: its loops are {scopes}")
+                raise ValueError(
+                    f"loops={{{pattern!r}: …}} fits no loop of the program: give a pattern that matches one of {scopes}"
+                )
 
     def iterations(self, loop: Instruction, counted: int | None = None) -> tuple[float, str]:
         """Returns a loop's iterations, and the assumption as text; the text is empty if nothing had to be assumed.
@@ -125,8 +127,8 @@ def execute(module: Module, assumptions: Assumptions, start: str = "unnamed", ho
         module: the program.
         assumptions: numbers that the program's text does not hold.
         start: the stage to which instructions outside every scope and loop are assigned.
-        host_counts: whether the host counts the iterations of loops with a known number of them, so that no condition
-            is computed (GPUs).
+        host_counts: whether the host counts the iterations of loops whose number is known, as it does for GPUs; their
+            conditions are then not computed.
     """
     assumptions.check(module)
     walk = _Walk(module, assumptions, host_counts)
@@ -142,7 +144,7 @@ class _Walk:
     def __init__(self, module: Module, assumptions: Assumptions, host_counts: bool = False):
         self.module, self.assumptions, self.assumed = module, assumptions, list[str]()
         self.host_counts, self.decisions = host_counts, list[Step]()
-        # a training step has no stages, and searching its many instructions for one would take long
+        # A training step has no stages, and a search for one at each of its many instructions would take long.
         self.staged = any(stage_of(part.scope) for computation in module for part in computation.instructions)
 
     def computation(self, name: str, times: float, stage: str, in_loop: bool) -> Iterator[Step]:
@@ -163,7 +165,7 @@ class _Walk:
     def _loop(self, around: Computation, loop: Instruction, times: float, stage: str) -> Iterator[Step]:
         count, said = self.assumptions.iterations(loop, trips.trip_count(self.module, around, loop))
         self.assumed += [said] if said else []
-        # the condition is evaluated once more than the body
+        # A loop evaluates its condition once more than its body.
         evaluated = 0.0 if self.host_counts and loop.trip_count is not None else times * (count + 1)
         self.decisions.append(Step(loop, around.name, evaluated, stage, True, bool(loop.scope)))
         if evaluated:

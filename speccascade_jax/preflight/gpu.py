@@ -33,7 +33,7 @@ _SPACE = re.compile(r"(\{[\d,]*:[^}]*?)S\([15]\)")
 
 
 def without_spaces(text: str) -> str:
-    """Returns a program's text without marks of memories: on a GPU `S(1)` is the part of HBM for collectives.
+    """Returns a GPU program's text without the marks of memories: `S(1)` is the part of HBM for collectives.
 
     This also removes the mark of arrays in the host's memory (`S(5)`); this package's programs have no such arrays.
     """

@@ -1,4 +1,4 @@
-"""Programs of a pair and a method, traced from shapes for devices that this machine does not have.
+"""Programs of a pair of models and a decoding method, traced from shapes for devices that this machine does not have.
 
 Nothing is allocated or read: parameters, prompts and states are `jax.ShapeDtypeStruct`s with their layout on the
 devices. The compiled functions are those that `decode`, sweeps and training run.
@@ -49,7 +49,7 @@ from speccascade_jax.stopping import acceptance_head
 PARTS = ("prefill", "round", "generation", "target", "draft", "train")
 DTYPES = ("bfloat16", "float32", "int8")
 DEPTH = 4
-"""Residual blocks of an acceptance head: the most that training tries (Huang et al., 2024, SpecDec++)."""
+"""Number of residual blocks of an acceptance head: the largest that training tries (Huang et al., 2024, SpecDec++)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,10 @@ class Job:
         target, draft: names of presets (`models.families.PRESETS`) or paths of checkpoints, of which only names and
             shapes are read. A draft may be a name such as "exit:2", which uses the target's first two layers; `None`:
             the target drafts for itself.
-        others: (name, model) for each further draft.
+        others: pairs (name, model) of further drafts.
         topology: "CHIP:SIZES" (`topologies.devices`).
         mesh: (data, model), as for `sc.Pair.load`; draft_whole: whether drafts are replicated on every device.
-        batch: rows; prompt_length: tokens of a prompt; max_new_tokens: tokens of an output.
+        batch: number of rows; prompt_length, max_new_tokens: numbers of tokens of a prompt and of an output.
         dtype: dtype of the parameters: "bfloat16", "float32" or "int8" (computed in bfloat16); draft_dtype: dtype of
             the drafts; `None`: the same as `dtype`.
         part: the part of decoding to compile: "prefill" (the models read the prompts), "round" (draft, score, verify,
@@ -102,7 +102,7 @@ class Job:
         for name in ("dtype", "draft_dtype"):
             value = getattr(self, name)
             if value not in DTYPES and not (name == "draft_dtype" and value is None):
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(DTYPES)}")
+                raise ValueError(f"{name}={value!r}: choose one of {', '.join(DTYPES)}")
         if "int8" in (self.dtype, self.draft_dtype) and tuple(self.mesh) != (1, 1):
             raise ValueError(f"mesh={tuple(self.mesh)}: 8-bit weights work on one device only: choose bfloat16")
         for name in ("batch", "prompt_length", "max_new_tokens"):
@@ -112,7 +112,7 @@ class Job:
             training.check(self)
 
     def as_values(self) -> dict[str, Any]:
-        """Returns the job as JSON values: only fields that differ from their defaults; objects as texts."""
+        """Returns the job as JSON values, without settings that have their default values; objects become texts."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         usual, plain = Settings(), (str, int, float, bool, type(None))
         chosen = {name: value for name, value in vars(self.settings).items() if value != getattr(usual, name)}
@@ -123,7 +123,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A job with the shapes of its models, and with the method that decodes.
+    """A job with the shapes of its models, its decoding method and its devices, from which its program is traced.
 
     Attributes:
         job: the program to compile.
@@ -167,7 +167,7 @@ class Traced:
         config = dataclasses.replace(
             model.config, dtype="float32" if dtype == "float32" else "bfloat16", scan_layers=scanned
         )
-        if self.mesh is not None and not whole:  # a replicated draft runs as on one device, as in `checkpoints.load`
+        if self.mesh is not None and not whole:  # A replicated draft runs as if on one device (`checkpoints.load`).
             sharding.check(config, self.job.mesh, source)
             model = dataclasses.replace(model, mesh=self.mesh)
         model = dataclasses.replace(model, config=config)
@@ -205,7 +205,7 @@ class Traced:
 
     @cached_property
     def method(self) -> Method:
-        """The method of the settings; for the parts "target" and "draft", decoding with this model alone."""
+        """The decoding method that the settings name; for the parts "target" and "draft", decoding with one model."""
         alone = {"target": names.TARGET, "draft": names.DRAFT}
         return table.get(alone.get(self.job.part, self.settings.method))
 
@@ -221,7 +221,7 @@ class Traced:
 
     @cached_property
     def program(self) -> tuple[Program, Params]:
-        """The engine, or the chain of generations, and the shapes of its parameters."""
+        """The engine (or a sequence of generations, if the method has several), and the shapes of its parameters."""
         head = _ShapesHead.of(self.pair) if self.method.needs_head(self.settings) else None
         if self.settings.block_size == AUTO:
             raise ValueError(
@@ -257,7 +257,8 @@ class Traced:
         rows, width, spec = self.job.batch, self.job.prompt_length, sharding.ROWS if self.mesh else None
         if rows % self.job.mesh[0]:
             raise ValueError(
-                f"a batch of {rows} is not divisible by the {self.job.mesh[0]} parts of mesh={self.job.mesh}"
+                f"a batch of {rows} is not divisible by the {self.job.mesh[0]} parts that mesh={self.job.mesh} spreads "
+                f"rows over: give a multiple of {self.job.mesh[0]}"
             )
         tokens, lengths = self.shape((rows, width), "int32", spec), self.shape((rows,), "int32", spec)
         if self.pair.encoder_decoder:
@@ -290,7 +291,7 @@ class Traced:
         rows = leaf.shape[:1] == (self.job.batch,)
         cached = ".keys[" in name or ".values[" in name or ".cross[" in name
         spec = sharding.ROWS if rows else PartitionSpec()
-        if cached and leaf.ndim in (3, 4):  # the caches of a scan have an axis of layers before the others
+        if cached and leaf.ndim in (3, 4):  # If layers run in a scan, their caches have an axis of layers first.
             spec = sharding.HEADS if leaf.ndim == 3 else sharding.STACKED_HEADS
         if leaf.ndim == 3 and name.endswith(".bias"):
             spec = sharding.BIAS
@@ -310,7 +311,7 @@ class Traced:
         return self.engine.init(params, prompt, rngs.root(seed), ids, self.job.max_new_tokens)
 
     def lower(self) -> jax.stages.Lowered:
-        """Returns the part's program, lowered for the devices."""
+        """Returns the program of the job's part, lowered for the devices."""
         lowered: jax.stages.Lowered = getattr(self, f"_lower_{self.job.part}", self._lower_round)()
         return lowered
 
@@ -344,7 +345,7 @@ class Traced:
 
     @cached_property
     def drafted(self) -> int:
-        """The passes of the draft model in a round that drafts a whole block."""
+        """Number of passes of the draft model in a round that drafts a full block."""
         engine = self.engine
         return engine.block + int(engine.complete) if engine.block else 0
 

@@ -43,7 +43,7 @@ class Costs:
     unnamed_cycles: float = 0.0
 
     def plus(self, other: Costs, times: float = 1.0) -> Costs:
-        """Returns the sum of these costs and `times` others."""
+        """Returns these costs plus `times` times the `other` costs."""
         values = {name: getattr(self, name) + times * getattr(other, name) for name in _NAMES}
         return Costs(**values)
 
@@ -132,13 +132,15 @@ class Messages:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Range of seconds that one run of a program may take, from free starts of ops to the largest cost of every start.
+    """Range of times that one run of a program may take, in seconds.
+
+    At the low end, starting an op takes no time; at the high end, every start takes as long as `Chip.launch`.
 
     Attributes:
         memory, compute: seconds of HBM traffic and of compute, which overlap; compute is 0 for a GPU, where it is
             unknown.
         collectives: seconds spent on messages between devices.
-        starts: largest number of seconds spent on starting ops.
+        starts: seconds spent on starting ops at the high end.
     """
 
     memory: float
@@ -253,7 +255,7 @@ class Report:
 
 
 def band(costs: Costs, chip: Chip) -> Band:
-    """Returns the range of times that some costs take on a chip."""
+    """Returns the range of times that a run with these costs may take on a chip."""
     return Band(
         memory=costs.hbm_bytes / chip.bandwidth,
         compute=costs.cycles / chip.clock if chip.clock else 0.0,
@@ -267,7 +269,7 @@ def account(execution: Execution, cycles: Mapping[str, int] | None) -> dict[str,
 
     Args:
         execution: what the run executes.
-        cycles: cycles of every instruction that has a schedule of its own; `None` if none was read, and every
+        cycles: cycles of every instruction that has its own schedule; `None` if schedules were not read. Every
             instruction then counts as an op.
     """
     stages: dict[str, Costs] = {}
@@ -331,5 +333,5 @@ def _rewrites(execution: Execution, step: Step, wanted: set[tuple[str, tuple[int
     if instruction.opcode != "fusion":
         return instruction.opcode in ("copy", "transpose", "select", "reverse", "concatenate")
     inside = execution.module.computations[str(instruction.called("calls"))]
-    # a fusion that updates in place reads the array that it returns, and no other array of this size
+    # A fusion with an update returns the array that it reads, updated in place, and copies nothing.
     return not {part.opcode for part in inside.instructions} & {"dynamic-update-slice", "scatter"}

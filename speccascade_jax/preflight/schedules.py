@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 DELAY = 4
 """Number of bundles that are issued after a branch before it takes effect."""
 MOST_STEPS = 10_000_000
-"""Most bundles with scalar instructions that are simulated; then no branch goes back, and the simulation ends."""
+"""Largest number of bundles with scalar instructions that are simulated. After them, no branch goes backwards, so the
+simulation ends."""
 
 _LINE = re.compile(r"^ *(?:0x)?[0-9a-f]+ +(?:[A-Z]{2})? *: ?[> ]*\{")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -97,7 +98,7 @@ def bundles_of(text: str) -> list[str]:
 
 
 def _program(bundles: Sequence[str]) -> list[list[_Scalar]]:
-    """Returns, for every bundle, its scalar instructions on which branches depend."""
+    """Returns, for every bundle, its branches and the scalar instructions on which branches depend."""
     regions: dict[str, int] = {}
     for number, bundle in enumerate(bundles):
         for region in _REGION.findall(bundle):
@@ -140,7 +141,7 @@ def _scalar(text: str, regions: dict[str, int], end: int) -> _Scalar | None:
         return _spilled(kind, name, spill)
     if kind == "sbr":
         goal = _TARGET.search(rest)
-        # a region without a start is the end of the schedule
+        # A branch to a region that starts nowhere goes to the end of the schedule.
         return _Scalar("", kind, (), *condition, target=regions.get(goal.group(1), end) if goal else end, uses=uses)
     if not _REGISTER.match(name):
         return None
@@ -197,7 +198,7 @@ class _Run:
         return issued
 
     def _next_busy(self) -> list[int]:
-        """Returns, for every bundle, the index of the first bundle from there that contains scalar instructions."""
+        """Returns, for every bundle, the index of the next bundle (or of itself) that has scalar instructions."""
         table, last = [0] * len(self.program), len(self.program)
         for number in reversed(range(len(self.program))):
             last = number if self.program[number] else last
@@ -212,10 +213,10 @@ class _Run:
             if part.kind == "sbr":
                 goal = part.target if runs else goal
             elif part.kind != "sphi" and (runs != 0 or part.kept):
-                # A branch with an unknown condition is not taken, and what it would skip may begin before it, under the
-                # opposite condition: the start of a loop's counter.
+                # A branch with an unknown condition is not taken, so the instructions that it would skip run. Some of
+                # them, such as the start of a loop's counter, stand before the branch, under the opposite condition.
                 begins = runs is None and part.negated and not part.kept
-                # a phi instruction joins two names of one register
+                # A phi instruction (`sphi`) only joins two names of one register, so it is skipped.
                 value = self._value(part) if runs or begins else self.registers.get(part.kept)
                 written[part.result] = None if runs is None and not begins else value
         self.registers.update(written)

@@ -1,4 +1,4 @@
-"""Programs of a sweep: a job for each program that the sweep would compile, and a table of the reports on them."""
+"""Programs of a sweep (measurements over many settings): a job for each program, and a table of the reports on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Planned(NamedTuple):
     Attributes:
         method: the method's name in tables.
         job: the program.
-        points: the number of the sweep's points that run it.
+        points: the number of the sweep's points (measurements) that run it.
     """
 
     method: str
@@ -67,7 +67,7 @@ def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
     """Returns the paths or names of the target, the draft and the further drafts of a pair; no weights are read.
 
     Raises:
-        ValueError, FileNotFoundError: the pair is not on this machine.
+        ValueError, FileNotFoundError: the models are not on this machine.
     """
     others = {name: path if is_derived(path) else str(expanded(path)) for name, path in source.others.items()}
     if source.target is not None and source.draft is not None:
@@ -83,14 +83,14 @@ def models_of(source: ModelPair) -> tuple[str, str, dict[str, str]]:
 def planned(
     points: Iterable[Point], topology: str, mesh: tuple[int, int], prompt_length: int | None = None
 ) -> list[Planned]:
-    """Returns the programs of a sweep's points: rounds at batch 1 and at the batch size for quality, and a prefill.
+    """Returns the programs of a sweep: for each method, rounds at the two batch sizes that it measures, and prefills.
 
-    Points that differ only in α or in the values of sampling settings share a program. Methods that run several
-    generations are left out, because each of these generations is decoding with the target or the draft alone, which
-    every sweep contains.
+    Latency is measured at batch 1, quality at a larger batch. Measurements that differ only in α or in the values of
+    sampling settings share a program. Methods that run several generations are left out, because each of these
+    generations is decoding with the target or the draft alone, which every sweep contains.
 
     Args:
-        points: the sweep's points.
+        points: the sweep's points; each has the settings of one measurement.
         topology: the devices.
         mesh: (data, model), which replaces the mesh of the points.
         prompt_length: tokens of a prompt; `None`: the longest that the task allows.
@@ -107,18 +107,18 @@ def planned(
 
 
 def left_out(points: Iterable[Point]) -> list[str]:
-    """Returns the titles of methods that have no program of their own."""
+    """Returns the titles of the methods for which `planned` returns no program."""
     return list(dict.fromkeys(_title(point) for point in points if not _has_a_program(point)))
 
 
 def _has_a_program(point: Point) -> bool:
-    """Returns whether the method runs a single generation, with a program that does not depend on measured costs."""
+    """Returns whether the point's method runs one generation, in a program that does not depend on measured costs."""
     single = isinstance(point.method, Speculation | Alone) and not isinstance(point.method, OracleMethod)
     return single and point.settings.block_size != AUTO
 
 
 def kind_of(job: Job) -> Job:
-    """Returns the job with normalised settings, so that jobs with the same program are equal."""
+    """Returns the job without the settings that do not change the program, so that jobs with one program are equal."""
     return replace(job, settings=_kind(job.settings))
 
 
@@ -159,7 +159,7 @@ def _on_accelerators(dtype: str) -> str:
 
 
 def _kind(settings: Settings) -> Settings:
-    """Returns normalised settings, equal for equal programs and equal branches of sampling."""
+    """Returns settings that are equal if the programs and the branches that sampling takes are equal."""
     return replace(settings, alpha=None, stop_threshold=None, temperature=same_branch(settings.temperature))
 
 
@@ -200,7 +200,7 @@ def grid(results: Sequence[Result], topology: str, mesh: tuple[int, int], missin
         results: the programs with their reports.
         topology: the devices.
         mesh: (data, model).
-        missing: titles of methods without a program of their own (`left_out`).
+        missing: titles of the methods that have no program here (`left_out`).
     """
     header = ["program", "batch", "fits", "GB a device", "HBM MB", "compute ms", "ops", "collectives", "ms", "bound by"]
     rows = [_row(result) for result in results]

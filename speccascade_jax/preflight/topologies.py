@@ -56,7 +56,7 @@ def devices(topology: str) -> list[Any]:
     _check_installed(kind)
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
     if not os.environ.get("JAX_PLATFORMS"):
-        # otherwise JAX would look for a TPU in this machine, because libtpu is installed
+        # Otherwise, JAX would look for a TPU in this machine, because libtpu is installed.
         jax.config.update("jax_platforms", "cpu")
     sizes = topology.split(":")[1] if ":" in topology else SMALLEST[kind.name]
     try:
@@ -96,7 +96,10 @@ def mesh_of(topology: str, shape: Sequence[int]) -> Mesh | None:
     data, model = meshes.checked(shape)
     chips, count = devices(topology), data * model
     if count > len(chips):
-        raise ValueError(f"mesh={(data, model)} needs {count} devices, but {topology!r} has {len(chips)}")
+        raise ValueError(
+            f"mesh={(data, model)} needs {count} devices, but {topology!r} has {len(chips)}: choose a larger topology "
+            "or a smaller mesh"
+        )
     if count == 1:
         return None
     grid = np.array(chips[:count]).reshape(data, model)

@@ -63,8 +63,8 @@ def hbm_bytes(module: Module, computation: Computation, instruction: Instruction
     stated = _STATED.search(instruction.attributes) if instruction.target == "tpu_custom_call" else None
     if stated is None:
         return moved
-    # A kernel says how much it moves of arrays that it reads and writes in part, or several times. What lies in VMEM is
-    # not in `moved`; the kernel counts it too.
+    # A kernel states how many bytes it moves, because it may read or write its arrays only in part, or several times.
+    # It also counts arrays in VMEM, which `moved` does not contain.
     operands = [computation.by_name[name] for name in instruction.operands if name in computation.by_name]
     everything = sum(array.bytes for part in (*operands, instruction) for array in part.results)
     return min(moved, int(stated[1])) if int(stated[1]) <= everything else moved + int(stated[1]) - everything
@@ -168,7 +168,7 @@ def _value_written(inside: Computation, part: Instruction, whole: int) -> int:
     while part.opcode in (*_VIEWS, *_UPDATES):
         total += _update_bytes(inside, part) if part.opcode in _UPDATES else 0
         part = inside.by_name[part.operands[0]]
-    # updates of a value that the fusion itself computes are not in place
+    # Only updates of a parameter are in place. A value that the fusion computes is written in full.
     return min(whole, total) if total and part.opcode == "parameter" else whole
 
 

@@ -37,7 +37,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _count(test: Instruction, distance: int, step: int) -> int | None:
-    """Returns how many steps of size `step` take a counter over the `distance` to its limit."""
+    """Returns after how many steps of size `step` a counter has covered the `distance` to its limit."""
     direction = test.attribute("direction")
     if direction in ("GT", "GE"):
         distance, step = -distance, -step
@@ -58,7 +58,7 @@ def _element_of(computation: Computation, name: str) -> int | None:
 
 
 def _same(computation: Computation, name: str) -> Instruction | None:
-    """Returns the instruction that computes a value, which copies and views may only pass on."""
+    """Returns the instruction that computes a value: skips copies and views, which only pass it on."""
     value = computation.by_name.get(name)
     while value is not None and value.opcode in _SAME:
         value = computation.by_name.get(value.operands[0])
