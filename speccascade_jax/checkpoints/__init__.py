@@ -1,4 +1,6 @@
-"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Google's Gemma, this package) and writers of its own and T5X's.
+"""Readers of checkpoints (Hugging Face, T5X, llama2.c, Google's Gemma, MaxText, this package's), and writers of two.
+
+`save` writes this package's format, and `save_t5x` that of T5X.
 
 Examples:
     >>> from importlib.resources import files

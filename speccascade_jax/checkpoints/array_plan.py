@@ -30,7 +30,8 @@ Arrays = dict[str, np.ndarray]
 # Number of values that are checked at once, so that the check of a large array needs little memory.
 _CHUNK = 1 << 16
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-# Rows and columns of the blocks in which a matrix is copied: transposing by blocks takes a third of the time.
+# Number of rows and columns of the blocks in which a matrix is copied. Block by block, copying a transposed matrix
+# takes a third of the time.
 _BLOCK = 256
 _LAYER = re.compile(r"(?<=/layers_)\d+")
 
@@ -43,9 +44,10 @@ class Tensor:
         shape, dtype: stored shape and dtype.
         file: the file or folder that holds the array, for messages.
         read: function that returns the array's values, or raises an `UnreadableError`.
-        read_part: function that returns the values of a part of the array, as `read`; `None`: the array can only be
-            read as a whole.
-        chunks: shape of the blocks in which parts are read, whatever their bounds; `None`: blocks of one value.
+        read_part: function that returns the values of a part of the array, or raises the error; `None`: the array can
+            only be read as a whole.
+        chunks: shape of the chunks that are always read in full, even if a part needs only some of their values;
+            `None`: a part is read alone.
     """
 
     shape: tuple[int, ...]
@@ -91,7 +93,7 @@ def stored_at(file: Path, offset: int, shape: tuple[int, ...], dtype: str) -> Te
 
 
 def as_bfloat16(array: np.ndarray) -> np.ndarray:
-    """Returns a uint16 array as the bfloat16 values that it encodes, as in T5X's version 2; other arrays unchanged."""
+    """Returns a uint16 array, as T5X's version 2 stores bfloat16 values, in bfloat16; other arrays unchanged."""
     return array.view(jnp.bfloat16) if array.dtype == np.uint16 else array
 
 
@@ -202,7 +204,7 @@ def translate(name: str, table: Mapping[str, str]) -> str:
 
 
 def whole(source: str, shape: tuple[int, ...], transposed: bool = False) -> Pieces:
-    """Returns the pieces of a parameter of `shape` that is the whole of a stored array.
+    """Returns the pieces of a parameter of `shape` that takes up a whole stored array.
 
     If `transposed` is true, the last two axes of the stored array are swapped.
     """
@@ -244,7 +246,7 @@ def fused(plan: Plan) -> Plan:
 
 
 def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[str], bool]) -> None:
-    """Checks that all arrays of the plan exist with the right shape and a float dtype, and that no others matter.
+    """Checks that all arrays of the plan exist with the right shape and a float dtype, and that no others are needed.
 
     Args:
         path: the checkpoint, for errors.
@@ -280,7 +282,7 @@ def check_tensors(path: Path, plan: Plan, tensors: Tensors, harmless: Callable[[
 
 
 def in_stored_order(stored: Stored, plan: Plan) -> list[str]:
-    """Returns the parameters in the order of their first arrays: those that share an array follow each other."""
+    """Returns the parameters' names in the stored order of their arrays; those that share an array are neighbours."""
     place = {name: number for number, name in enumerate(stored.tensors)}
     return sorted(plan, key=lambda name: place[plan[name][0].source])
 
@@ -314,11 +316,11 @@ def stream(
 
 
 class Reader:
-    """Base class of readers of a plan, with the uses of each stored array, and failures, which it collects.
+    """Base class of readers that follow a plan. It counts the uses of each stored array, and collects failures.
 
     Attributes:
-        failures: the stored arrays that cannot be read.
-        infinite: what is not finite, by the name of a stored array or of a parameter.
+        failures: the errors of the stored arrays that cannot be read, by name.
+        infinite: messages about values that are not finite, by the name of a stored array or of a parameter.
     """
 
     def __init__(self, stored: Stored, plan: Plan, dtype: str | None):
@@ -338,7 +340,7 @@ class Reader:
         """Returns the dtype of the parameter that pieces form, and the dtypes in which they are stored."""
         kinds = [jnp.dtype(self._tensors[piece.source].dtype) for piece in pieces]
         widest = jnp.result_type(*kinds)
-        # Ids would be rounded in 16 bits.
+        # Ids keep their integer dtype, because a float of 16 bits would round them.
         return jnp.dtype(self._dtype) if self._dtype and widest.kind not in "iu" else widest, kinds
 
 

@@ -16,11 +16,12 @@ Part = tuple[slice, ...]
 
 # JAX on a CPU uses a NumPy array without a copy if its address is a multiple of this number of bytes.
 _ALIGNMENT = 64
-# Bytes that are read at once where the ranges of a part lie so close together that the bytes between are read too.
+# Number of bytes that are read at once if ranges are read together with the bytes between them.
 _BLOCK = 1 << 23
-# Ranges are read with the bytes between them if these are at most this share of the part.
+# Ranges are read together with the bytes between them if these bytes are at most this share of the part.
 _SURPLUS = 0.05
-# In a bucket, a request takes as long as a megabyte. With more ranges than this, whole rows are read.
+# In a bucket, a request takes as long as the transfer of a megabyte. If a part has more ranges than this, they are read
+# together with the bytes between them.
 _MOST_REQUESTS = 2048
 
 
@@ -34,7 +35,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def all_of(shape: Sequence[int]) -> Part:
-    """Returns the part that is the whole of an array of `shape`."""
+    """Returns the part that covers the whole of an array of `shape`."""
     return tuple(slice(0, size) for size in shape)
 
 
@@ -46,9 +47,10 @@ def shape_of_part(part: Part) -> tuple[int, ...]:
 def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any, part: Part | None = None) -> np.ndarray:
     """Reads an array whose bytes start at `offset` of a file, little-endian and in C order, or a part of it.
 
-    Of a part, only its bytes are read: one range for whole rows, and a range per row for some of the columns. The bytes
-    between the ranges are read too if they are few (5%), or if the file is in a bucket and the ranges are many. The
-    file is not memory-mapped, because the pages of a mapped file count as memory of the process.
+    If `part` is given, only its bytes are read: whole rows are one range of bytes, and a part of the columns is one
+    range for each row. The bytes between the ranges are read too if they are few (5%), or if the file is in a bucket
+    and there are many ranges. The file is not memory-mapped, because the pages of a mapped file count as memory of the
+    process.
 
     Raises:
         UnreadableError: the file ends before the array does, or the file cannot be read.
@@ -70,7 +72,7 @@ def read_bytes(file: Path, offset: int, shape: tuple[int, ...], dtype: Any, part
 
 
 def _ranges(shape: Sequence[int], part: Part, itemsize: int) -> tuple[np.ndarray, int]:
-    """Returns the first bytes of a part's ranges, relative to the array's first byte, and the bytes of each range."""
+    """Returns where a part's ranges begin, in bytes from the array's first byte, and how many bytes each range has."""
     sizes = shape_of_part(part)
     # The part spans all axes after `last` fully, so its slice of `last` is one contiguous range of bytes.
     last = max((axis for axis, size in enumerate(sizes) if size != shape[axis]), default=0)

@@ -110,13 +110,13 @@ def check_outside(source: str | os.PathLike[str], destination: str | os.PathLike
 
 
 def _depths(stored: Stored) -> dict[str, int]:
-    """Returns the number of layers of each parameter that the layers of a checkpoint form when they are stacked."""
+    """Returns, for each stacked parameter that the layers of a checkpoint form, its number of layers."""
     shapes = {name: shape_of(pieces) for name, pieces in stored.plan.items()}
     return {name: shape[0] for name, shape in stacked_shapes(shapes).items() if in_stack(name)}
 
 
 def _by_stack(stored: Stored) -> list[str]:
-    """Returns the parameters in the order of the stored arrays, but the layers of a stack follow each other."""
+    """Returns the parameters' names in the order of the stored arrays, except that layers of a stack are neighbours."""
     order = in_stored_order(stored, stored.plan)
     first: dict[str, int] = {}
     for place, name in enumerate(order):
@@ -132,8 +132,8 @@ def _by_stack(stored: Stored) -> list[str]:
 def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None) -> Path:
     """Writes the digests of a folder's tensors, configurations and vocabularies to `checksums.json`; returns its path.
 
-    The file is for formats without digests of their own. Later loads compare the folder's contents with the digests and
-    name whatever has changed. Write the file while the folder's contents are known to be intact.
+    The file is for formats that store no digests. Later loads compare the folder's contents with the digests, and their
+    errors name what has changed. Write the file while the folder's contents are known to be intact.
 
     Args:
         path: a Hugging Face directory, or a pair's folder that holds a vocabulary.
@@ -148,7 +148,7 @@ def write_checksums(path: str | os.PathLike[str], advance: Advance | None = None
         return huggingface.write_checksums(path, {}, advance)
     if native.is_ours(path) or huggingface.model_type(path) is None:
         raise CheckpointError(
-            f"{path} is not a Hugging Face directory: {CHECKSUMS} is only for these (our format has digests "
-            "already; convert other formats to it)"
+            f"{path} is not a Hugging Face directory: {CHECKSUMS} is only for these; convert other formats to this "
+            "package's format, which has digests already"
         )
     return huggingface.write_checksums(path, huggingface.open_tensors(path), advance)

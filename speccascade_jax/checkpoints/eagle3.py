@@ -1,8 +1,9 @@
 """Reader of EAGLE-3 heads: folders of the library speculators, and of EAGLE's authors if they hold safetensors files.
 
-speculators describes the decoder layer in `transformer_layer_config`, and the authors at the top of `config.json`. The
-first layer is called `layers.0` there and `midlayer` here. Both store the draft vocabulary as `d2t`: token `i` of the
-draft is the target's id `i + d2t[i]`. `t2d`, a mask of the same ids, is not needed.
+In files of speculators, `config.json` describes the decoder layer in `transformer_layer_config`, and the first layer is
+called `layers.0`. In files of the authors, the description is at the top of `config.json`, and the layer is called
+`midlayer`. Both store the draft vocabulary as `d2t`: token `i` of the draft is the target's id `i + d2t[i]`. `t2d`, a
+mask of the same ids, is not needed.
 
 Sources: vllm-project/speculators and SafeAILab/EAGLE.
 """
@@ -42,7 +43,7 @@ _NAMES = {
 
 
 def is_head(directory: Path) -> bool:
-    """Returns whether a folder's `config.json` describes a head, of EAGLE-3 or of another kind of speculators'."""
+    """Returns whether a folder's `config.json` describes an EAGLE-3 head or another kind of head from speculators."""
     try:
         entries = json_object(directory / huggingface.CONFIG, COPY_AGAIN)
     except (OSError, ValueError):
@@ -82,7 +83,7 @@ def _config(record: Record, tensors: Tensors) -> Eagle3Config:
     record.only(_KIND, ("eagle3",), "eagle3")
     layer = record.get(_LAYER, {}) if _KIND in record.entries else record.entries
     if not isinstance(layer, dict):
-        raise CheckpointError(f"{record.file}: {_LAYER} is {layer!r:.200}: give the entries of a Llama")
+        raise CheckpointError(f"{record.file}: {_LAYER} is {layer!r:.200}: give a Llama's entries of config.json")
     # A head never shares its output layer with its embedding, whatever its target does.
     layer = {"model_type": "llama", **layer, "tie_word_embeddings": False}
     Record(record.file, layer, _LAYER).only("model_type", ("llama", "qwen3"))
@@ -104,7 +105,7 @@ def _config(record: Record, tensors: Tensors) -> Eagle3Config:
         draft_vocab_size=draft_size,
         target_ids=_target_ids(record.file, tensors, draft_size) if draft_size != base.vocab_size else (),
         target_width=record.size("target_hidden_size", base.d_model),
-        # the target's implementations collect states in the order of layers, whatever the order of this list
+        # Implementations of targets collect the states in the order of the layers, whatever the order of this list.
         layers=tuple(sorted(layers)),
         has_embedding="embed_tokens.weight" in tensors,
     )

@@ -28,7 +28,8 @@ def stacked(tensors: Mapping[str, Tensor]) -> Tensors:
     `[X, 2, F, E]`.
 
     Raises:
-        CheckpointError: the tensors of a layer's experts lack a number, or differ in shape or dtype; names the expert.
+        CheckpointError: the tensor of an expert is missing, or has another shape or dtype than those of the layer's
+            other experts; the message names the expert.
     """
     out: Tensors = {}
     groups: dict[str, dict[int, str]] = {}
@@ -53,7 +54,7 @@ def _alike(group: Mapping[int, str], tensors: Mapping[str, Tensor]) -> list[Tens
         tensors: the stored tensors.
 
     Raises:
-        CheckpointError: as `stacked`.
+        CheckpointError: as in `stacked`.
     """
     numbers = sorted(group)
     first = tensors[group[numbers[0]]]
@@ -73,12 +74,12 @@ def _alike(group: Mapping[int, str], tensors: Mapping[str, Tensor]) -> list[Tens
 
 
 def _of_model(name: str) -> str:
-    """Returns the name in release 5's models of a tensor of Mixtral's files; other names are unchanged."""
+    """Returns the name that transformers 5 gives a tensor of Mixtral's files; returns other names unchanged."""
     return name.replace(".block_sparse_moe.", ".mlp.")
 
 
 def _stack(parts: list[Tensor]) -> Tensor:
-    """Returns the tensor `[X, …]` of tensors of the same shape."""
+    """Returns one tensor `[X, …]` that stacks `X` tensors of the same shape when it is read."""
 
     def read() -> np.ndarray:
         return np.stack([part.read() for part in parts])

@@ -66,7 +66,8 @@ def _config(record: Record) -> AssistantConfig:
     layers = text.layers("num_hidden_layers")
     text.only(_SHARED, (layers, 0), layers)
     text.only("enable_moe_block", (False,), False)
-    # All layers share keys and values, which no configuration of a model with a cache allows.
+    # All layers of an assistant use the target's keys and values. `read_config` refuses this, because in a model with a
+    # cache some layer must have keys, so the entry is replaced.
     base: Any = read_config(record.file, {**text.entries, _SHARED: 0})
     if base.layer_input is not None:
         raise CheckpointError(f"{record.file}: text_config.hidden_size_per_layer_input is {base.layer_input}: give 0")

@@ -1,7 +1,7 @@
 """Reader of transformers directories (`config.json`, safetensors files) of the families in `huggingface_config.MODELS`.
 
 Kernels are stored `[out, in]`, so all matrices except embeddings are transposed. A configuration may tie the output
-layer to the embedding although a different `lm_head.weight` is stored. The stored one is then used, as in
+layer to the embedding although a different `lm_head.weight` is stored. The stored output layer is then used, as in
 transformers 5.
 """
 
@@ -30,7 +30,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _HEAD = "lm_head.weight"
 _HEADS = (f"language_model.{_HEAD}", "lm_head.out_proj.weight")
-"""Other names of the output layer: of release 4 inside a model of images, and of T5Gemma."""
+"""Other names of the output layer: in transformers 4's files of models of text and images, and in T5Gemma's."""
 _OTHER_WEIGHTS = (
     "flax_model.msgpack", "flax_model.msgpack.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     "tf_model.h5",
@@ -45,10 +45,10 @@ _HARMLESS = re.compile(
 )
 _IMAGES = re.compile(
     r"(model\.)?(encoder\.)?(vision_tower|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector)"
-    r"\..*|model\.encoder\.embed_tokens\.eoi_embedding"  # of the token that ends an image
+    r"\..*|model\.encoder\.embed_tokens\.eoi_embedding"  # the embedding of the token that ends an image
 )
 _ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
-"""Prefixes of the names of a decoder's arrays: with or without the output layer, and inside a model of images."""
+"""Prefixes of a decoder's array names: with an output layer, without it, and inside models of text and images."""
 
 
 def model_type(directory: Path) -> str | None:
@@ -82,8 +82,8 @@ def open_directory(path: Path) -> Stored:
     other = config.tied and _another_head(wanted["token_embedder/embedding"][0].source, head, tensors)
     if other:
         warnings.warn(
-            f"{path / CONFIG} ties the output layer to the embedding, but another {head} is stored, which is read: "
-            "set tie_word_embeddings to false",
+            f"{path / CONFIG} ties the output layer to the embedding, but a different {head} is stored. The stored one "
+            "is used: set tie_word_embeddings to false",
             stacklevel=5,
         )
         wanted = plan(config := dataclasses.replace(config, tied=False), entries, tensors)
@@ -97,7 +97,10 @@ def open_directory(path: Path) -> Stored:
 
 
 def harmless(config: Config) -> list[re.Pattern[str]]:
-    """Returns patterns of arrays that files may hold but no parameter needs, as keys of layers that share them."""
+    """Returns patterns of arrays that files may hold but no parameter needs, such as unused keys of layers.
+
+    Layers that attend to an earlier layer's keys and values have unused kernels for keys and values in some files.
+    """
     if isinstance(config, T5Config):
         return [_HARMLESS]
     layers = "|".join(str(i) for i in range(config.num_layers) if "key" not in config.layer(i).projections)
@@ -271,7 +274,7 @@ def plan(config: Config, entries: dict[str, Any], tensors: Tensors) -> Plan:
 
 
 def _copy_of(source: str, config: Config, entries: dict[str, Any], tensors: Tensors) -> str:
-    """Returns the name that a tensor is stored under; transformers stores a shared tensor under one of its names."""
+    """Returns the name under which a tensor is stored; transformers stores a shared tensor under one of its names."""
     names: tuple[str, ...] = ()
     if source == "shared.weight":
         names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(("lm_head.weight",) * config.tied))

@@ -28,7 +28,7 @@ _GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "global_kv_head
 class Record:
     """The entries of a `config.json`, with getters that check the type and range of a value.
 
-    `defaults` has values of absent entries, which take precedence over the defaults that getters are called with.
+    `defaults` holds values for absent entries. They take precedence over a getter's own argument `default`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Record:
         """Returns the entries that are nested under `key` and describe a model of type `kind`."""
         entries = self.get(key)
         if not isinstance(entries, dict):
-            raise CheckpointError(f"{self.file}: {key} is {entries!r:.200}: give the entries of a {kind}")
+            raise CheckpointError(f"{self.file}: {key} is {entries!r:.200}: give the entries of a {kind} model")
         record = Record(self.file, {"model_type": kind, **entries}, key, _DEFAULTS.get(kind, {}))
         record.only("model_type", (kind,))
         return record
@@ -123,12 +123,12 @@ def read_config(file: Path, entries: dict[str, Any]) -> Config:
 
 
 def _translated(record: Record) -> Config:
-    """Returns the configuration that entries of a known `model_type` describe; refuses options without support."""
+    """Returns the configuration for entries of a known `model_type`; raises an error for unsupported options."""
     return MODELS[record.get("model_type")](_supported(record))
 
 
 def _supported(record: Record) -> Record:
-    """Returns entries of a known `model_type`; refuses options without support."""
+    """Returns the entries unchanged; raises an error if an option is not supported for their `model_type`."""
     record.only("quantization_config", (None,))
     for key, supported in _SUPPORTED[record.get("model_type")].items():
         record.only(key, supported, supported[0])
@@ -162,7 +162,7 @@ def _t5(record: Record) -> T5Config:
 
 
 def _mt5(record: Record) -> T5Config:
-    # The entry is ignored: transformers never scales mT5's output layer, and Google's weights do not tie it.
+    # The entry for a tied output layer is ignored: transformers never scales mT5's, and Google's weights do not tie it.
     return dataclasses.replace(_t5(record), tied=False)
 
 
@@ -198,7 +198,7 @@ def _decoder(
     """
     rows, heads, width = record.size("vocab_size"), record.size("num_attention_heads"), record.size("hidden_size")
     pattern = _shortest(kinds or ("global",))
-    # In transformers, null stands for as many heads as queries have, whatever the family's default.
+    # In transformers, null means as many key-value heads as query heads, whatever the family's default.
     is_null = record.entries.get("num_key_value_heads", heads) is None
     return DecoderConfig(
         vocab_size=rows,
@@ -220,7 +220,7 @@ def _decoder(
 
 
 def _has_window(record: Record) -> bool:
-    """Returns whether a file sets a window; unlike an absent entry, null stands for none."""
+    """Returns whether a model has a window: an absent entry means the default window, null means none."""
     return record.entries.get("sliding_window", 4096) is not None
 
 
@@ -234,8 +234,8 @@ def _all_local(record: Record, windowed: bool) -> list[str]:
 
 
 def _experts(record: Record, units: str, **options: Any) -> dict[str, Any]:
-    """Returns the options of layers of experts, each with as many hidden units as the entry `units` says."""
-    # Mixtral's name of this entry is also that of Qwen's in release 5 of transformers.
+    """Returns the options of layers of experts; `units` names the entry with an expert's number of hidden units."""
+    # transformers 5 uses Mixtral's name of this entry for Qwen, too.
     key = "num_local_experts" if "num_local_experts" in record.entries else "num_experts"
     counts = {"num_experts": record.size(key), "experts_per_token": record.size("num_experts_per_tok")}
     return counts | {"expert_d_ff": record.size(units)} | options
@@ -265,7 +265,7 @@ def _qwen2(record: Record, **options: Any) -> DecoderConfig:
     first = record.get("max_window_layers", 28) if windowed else layers
     kinds = _kinds(record, ["sliding_attention" if i >= first else "full_attention" for i in range(layers)])
     if "local" in kinds and not windowed:
-        # transformers ignores the window, or ends with an error, depending on its release
+        # Depending on its release, transformers ignores the window or ends with an error.
         raise CheckpointError(
             f"{record.file}: layer_types has sliding_attention, but there is no window: set use_sliding_window to true "
             "and sliding_window to a number, or remove layer_types"
@@ -311,7 +311,7 @@ def _encoder_decoder(
     record: Record, encoder: Record, decoder: Record, family: Callable[[Record], DecoderConfig], **options: Any
 ) -> DecoderConfig:
     """Returns the configuration of two stacks of a decoder-only family's layers; `options` are the encoder's."""
-    # The library takes ids that the file itself lacks from the decoder's entries.
+    # transformers takes ids that are absent at the top of the file from the decoder's entries.
     ids = {name: decoder.get(name) for name in ("bos_token_id", "pad_token_id")}
     record = Record(record.file, ids | record.entries)
     config = family(decoder)
@@ -389,7 +389,7 @@ def _global_heads(record: Record, kinds: Sequence[str]) -> dict[str, int]:
     """
     by_layer = record.get("per_layer_config")
     if by_layer is None:
-        # The number of heads only counts where keys are values too.
+        # transformers ignores this number of heads unless keys serve as values, too.
         heads = record.get("num_global_key_value_heads") if record.get("attention_k_eq_v") else None
         inner = {"head_dim": record.get("global_head_dim", 512)} | ({"num_key_value_heads": heads} if heads else {})
     elif by_layer == {}:
@@ -459,7 +459,9 @@ def _ropes_by_kind(record: Record) -> dict[str, Any]:
     """
     by_kind = record.get("rope_parameters", {})
     if not isinstance(by_kind, dict) or not by_kind.keys() <= _KINDS.keys():
-        raise CheckpointError(f"{record.file}: rope_parameters is {by_kind!r:.200}: give one set for each of {_KINDS}")
+        raise CheckpointError(
+            f"{record.file}: rope_parameters is {by_kind!r:.200}: give one set for each of {', '.join(_KINDS)}"
+        )
     local = by_kind.get("sliding_attention") or {}
     everywhere, scaling = by_kind.get("full_attention") or {}, record.get("rope_scaling", {})
     key = "rope_scaling" if scaling else "rope_parameters.full_attention"
@@ -486,7 +488,7 @@ def _frequencies(record: Record, key: str, entries: Any, base: Any) -> dict[str,
     if not isinstance(entries, dict) or any(isinstance(value, dict) for value in entries.values()):
         raise CheckpointError(
             f"{record.file}: {key} is {entries!r:.200}, but only one set of RoPE parameters, shared by all layers, is "
-            "supported"
+            "supported: choose a checkpoint without it"
         )
     rope = Record(record.file, {"rope_theta": base, **entries}, key)
     kind = "type" if "type" in entries and "rope_type" not in entries else "rope_type"
@@ -562,7 +564,7 @@ _DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
     "gemma4_unified_text": _GEMMA4_DEFAULTS | {"max_position_embeddings": 262_144, "sliding_window": 1024},
 }  # fmt: skip
-"""`model_type` -> name of an entry -> its value if it is absent or null (of `num_key_value_heads`, absent)."""
+"""`model_type` -> name of an entry -> its value if it is absent or null (`num_key_value_heads`: only if absent)."""
 
 _GEMMA: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,), "use_bidirectional_attention": (False,),

@@ -108,7 +108,7 @@ def _config(file: Path) -> DecoderConfig:
 
 
 def _tensors(file: Path, c: DecoderConfig, plan: Plan) -> Tensors:
-    """Returns the arrays of the file in its order; each layer's matrix is an array of its own."""
+    """Returns the file's arrays in the order in which they are stored, with a separate array for each layer."""
     shapes = {piece.source: piece.stored for (piece,) in plan.values()}
     shapes |= dict.fromkeys(("rope_cosines", "rope_sines"), _rope_shape(c))
     tensors: Tensors = {}

@@ -1,8 +1,8 @@
 """Reader of MaxText's checkpoints of Gemma 2 and Llama, with layers stacked (`scan_layers`) or separate.
 
-They are Orbax trees without a configuration. Stacked layers are along axis 1 (MaxText's `param_scan_axis`); Gemma 2's
-layers are stacked in pairs, local and global. MaxText multiplies the query kernels by the query scale, and Gemma's
-embedding by √E, and adds 1 to Gemma's norm scales. Source of names and layouts:
+They are Orbax trees without a configuration. Layers are stacked along axis 1 (MaxText's `param_scan_axis`); Gemma 2's
+local layers are in one stack, and its global layers in another. MaxText multiplies the query kernels by the query scale
+and Gemma's embedding by √E, and adds 1 to Gemma's norm scales. Source of names and layouts:
 https://github.com/AI-Hypercomputer/maxtext (checkpoint conversion).
 """
 
@@ -23,7 +23,7 @@ from speccascade_jax.models.families import Shapes
 from speccascade_jax.storage.errors import CheckpointError, incomplete
 
 ITEMS = "items"
-"""Folder of a step of MaxText's checkpoints that holds the tree."""
+"""Name of the folder that holds the tree in a step of a MaxText checkpoint."""
 _EMBEDDING, _LAST_NORM = "token_embedder/embedding", "decoder/decoder_norm/scale"
 _ROOTS = ("params/params/", "params/")
 _KINDS = ("local", "global")
@@ -33,7 +33,7 @@ _NORMS = {
     "pre_mlp_layer_norm": "pre_ffw_norm",
     "post_mlp_layer_norm": "post_ffw_norm",
 }
-"""This package's names of Gemma 2's norms -> MaxText's, which a layer's kind follows."""
+"""This package's names of Gemma 2's norms -> MaxText's names without `_local` or `_global` at the end."""
 _LLAMA_NORMS = {"pre_mlp_layer_norm": "post_self_attention_layer_norm"}
 
 
@@ -44,7 +44,7 @@ def is_maxtext(path: Path) -> bool:
 
 
 def _root(names: Collection[str]) -> str | None:
-    """Returns what the names of all parameters begin with; `None` if the tree is not MaxText's."""
+    """Returns the prefix of all parameters' names; `None` if the tree is not MaxText's."""
     return next((root for root in _ROOTS if root + _EMBEDDING in names and root + _LAST_NORM in names), None)
 
 

@@ -4,7 +4,7 @@
 digests of the chunks of arrays that have several; earlier versions neither wrote nor need it.
 
 In a bucket, where nothing can be renamed, the folder is `params-<token>/`, which the entry "params" names. The token is
-new in every attempt, and `config.json` is written last: until then, the checkpoint is the former one, or absent.
+new in every attempt, and `config.json` is written last: until then, readers find the former checkpoint, or none.
 """
 
 import dataclasses
@@ -52,16 +52,16 @@ from speccascade_jax.storage.readers import json_object
 CONFIG = "config.json"
 PARAMS = "params"
 _PARAMS = re.compile(rf"{PARAMS}(-[0-9a-f]{{8}})?")
-"""Names of the folder of arrays: with a token if it was written in a bucket."""
+"""Pattern of the names of the folder of arrays; a folder in a bucket has a token in its name."""
 FORMAT, EIGHT_BITS = 1, 2
-"""Format numbers in `config.json`: that of 8-bit checkpoints differs, so that older versions refuse these."""
+"""Format numbers in `config.json`. 8-bit checkpoints have another one, so that older package versions refuse them."""
 SAVED_DTYPES = ("float32", "bfloat16", "int8")
 # `_sweep` tries at most 40 times, every 0.05 s (2 s in all), to delete an unfinished folder. It ends earlier if the
 # folder is absent in 4 checks in a row (0.2 s).
 _SWEEPS, _ENOUGH, _BETWEEN_SWEEPS = 40, 4, 0.05
 _OLD = "-old"
 SCALES = "_scales"
-"""Suffix that makes the name of an 8-bit array's scales, float32 `[1, N]` or `[V, 1]`, from the array's name."""
+"""End of the names of the scales of 8-bit arrays, float32 `[1, N]` or `[V, 1]`; it follows the array's name."""
 
 
 def save(
@@ -186,10 +186,9 @@ def write(
     Args:
         target: the path that `claimed` yielded.
         config: the model's configuration.
-        arrays: names and arrays of dtype `held_as(dtype)`; each is written before the next is asked for.
+        arrays: names and arrays of dtype `held_as(dtype)`; each is written before the next is taken from the iterator.
         dtype: dtype of the stored arrays.
-        depths: numbers of layers of stacked parameters, if the layers of `arrays`, which come in order, are to be
-            stacked.
+        depths: for each parameter whose layers are to be stacked, their number; in `arrays`, its layers come in order.
 
     Raises:
         CheckpointError: arrays are not finite.
@@ -215,7 +214,7 @@ def write(
 
 @contextmanager
 def _naming(target: Path) -> Iterator[None]:
-    """Makes errors of the files that are written name the checkpoint."""
+    """Makes errors that occur while files are written name the checkpoint."""
     with naming(target), _as_system_errors(target):
         yield
 
@@ -298,9 +297,10 @@ class _Output:
     Attributes:
         folder: the folder of `config.json`.
         params: the folder of the arrays.
-        generation: the generation of the former `config.json` in a bucket.
+        generation: the generation (version number) of the former `config.json` in a bucket.
         former: other folders of arrays in a bucket, listed before `config.json` is replaced.
-        may_be_complete: whether the bucket's `config.json` may name `params`, or will name it once a request arrives.
+        may_be_complete: whether `config.json` in the bucket may name `params` already, or may still come to name it
+            when a request that was sent arrives.
     """
 
     folder: Path
@@ -313,7 +313,7 @@ class _Output:
         """Writes `config.json`.
 
         Raises:
-            LockedError: another process has written it since this one began.
+            LockedError: another process has written the file since this one began.
         """
         file = self.folder / CONFIG
         if not isinstance(file, BucketPath):
@@ -363,9 +363,10 @@ def _replacing(target: Path) -> Iterator[_Output]:
 def _replacing_objects(target: BucketPath) -> Iterator[_Output]:
     """Yields an output in a bucket; afterwards deletes the arrays of former checkpoints, or of a failed one.
 
-    The former arrays were listed before `config.json` was replaced. Their writers read its generation earlier, so they
-    can't commit any more. Arrays that appear later may belong to the next writer, and are left alone. If the answer to
-    the write of `config.json` is missing, the new arrays are left, too; the next write deletes what is not needed.
+    The former arrays were listed before `config.json` was replaced. Their writers had read an earlier generation of it,
+    so they can't commit any more. Arrays that appear later may belong to the next writer, and are not deleted. If the
+    bucket did not answer the write of `config.json`, the new arrays are not deleted either; the next write deletes what
+    is not needed.
     """
     output = _Output(target, target / f"{PARAMS}-{uuid.uuid4().hex[:8]}", (target / CONFIG).read()[1])
     try:
@@ -411,7 +412,10 @@ def _lines(name: str, rows: Mapping[str, Any]) -> str:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns a configuration's fields by name, without default values of those that earlier versions do not know."""
+    """Returns a configuration's fields by name.
+
+    Fields that earlier versions of the package do not know are left out if they have their default values.
+    """
     values = dataclasses.asdict(config)
     if isinstance(config, DecoderConfig) and config.encoder is not None:
         values["encoder"] = _options(config.encoder)

@@ -1,4 +1,4 @@
-"""Arrays of this package's own format: written in chunks that a mesh's devices hold, with a digest of each chunk."""
+"""Arrays of this package's own format, written in chunks with a digest each; devices of a mesh hold whole chunks."""
 
 import hashlib
 import itertools
@@ -20,16 +20,16 @@ from speccascade_jax.storage.checksums import array_digest
 from speccascade_jax.storage.errors import UnreadableError
 
 PARTS = (16, 8, 4, 2)
-"""Numbers of chunks along the axis that a mesh splits, of which the largest that fits is used."""
+"""Possible numbers of chunks along the axis that a mesh splits; the largest that fits is used."""
 SMALLEST = 1 << 16
-"""Bytes that a chunk has at least; smaller arrays are one chunk."""
+"""Smallest size of a chunk, in bytes; a smaller array is one chunk."""
 
 
 def chunks_of(name: str, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Returns the shape of the chunks in which an array is written.
 
     The axis that the `model` axis of a mesh splits has up to 16 chunks, so that a host reads only the chunks of its
-    devices. Stacked layers have chunks of their own.
+    devices. Each layer of a stack has separate chunks.
     """
     chunks = [1 if axis == 0 and in_stack(name) else size for axis, size in enumerate(shape)]
     try:
@@ -52,14 +52,14 @@ class NamedArrays:
     """
 
     def __init__(self, folder: Path, depths: Mapping[str, int]):
-        """Begins the folder's tree; `depths` has the number of layers of each parameter that is to be stacked."""
+        """Begins an Orbax tree; `depths` has the number of layers of each parameter that is to be stacked."""
         self.table: dict[str, dict[str, Any]] = {}
         self.parts: dict[str, list[str]] = {}
         self._tree, self._depths = TreeWriter(folder), depths
         self._digests: dict[str, Any] = {}
 
     def add_all(self, arrays: Arrays) -> None:
-        """Writes arrays, or one layer of stacked ones; layers come in order."""
+        """Writes arrays; one that is a layer of a parameter to be stacked goes into the stack. Layers come in order."""
         for name, array in arrays.items():
             stack = stack_path(name)
             if stack is None or stack[0] not in self._depths:

@@ -98,11 +98,11 @@ def load(
             of them much more slowly.
         mesh: the devices that the parameters, which must be `prepared`, are split over. Each host then reads only the
             parts of its own devices (`checkpoints.slices`), and checks that these are finite. Digests of whole arrays
-            are not checked; the chunks of our own format have digests, which are.
+            are not checked then, but the digests of chunks, which this package's format stores, are.
         whole: whether every device of the mesh holds all parameters instead of a part.
-        scan_layers: whether the parameters of layers are stacked, and layers are a scan (`models.stacks`), whatever the
-            checkpoint's layout; `None`: as its configuration says, which leaves it to the depth if it says nothing.
-            Matrices that are packed for a CPU or have 8 bits are those of separate layers.
+        scan_layers: whether the layers run in a scan over stacked parameters (`models.stacks`), whatever the
+            checkpoint's layout. `None`: as the checkpoint's configuration says or, if it says nothing, only in deep
+            models. Layers whose matrices are packed for a CPU or have 8 bits never run in a scan.
 
     Returns:
         The model, whose configuration is read or else inferred from the arrays' names and shapes; and the parameters,
@@ -176,7 +176,7 @@ def _on_mesh(stored: Stored, plan: Plan, dtype: str | None, mesh: Mesh, whole: b
         shape = shape_of(plan[name])
         get = partial(_block, blocks, shape)
         leaf = jax.make_array_from_callback(shape, sharding.layout_of(name, mesh, whole), get)
-        del blocks, get  # as on one device
+        del blocks, get  # This frees the host's copy before the next array is read.
         yield name, leaf
         del leaf
 
@@ -190,17 +190,18 @@ def _block(blocks: Blocks, shape: tuple[int, ...], part: Part) -> np.ndarray:
 
 
 def _with_layout(config: Config, scan_layers: bool | None, packs: bool, dtype: str | None) -> Config:
-    """Returns the configuration with the layout of layers that the arguments of `load` ask for.
+    """Returns the configuration with layers separate or in a scan, as the arguments of `load` ask.
 
     `packs` is whether the parameters are prepared for one device.
 
     Raises:
-        ValueError: layers shall be a scan, but their matrices are packed.
+        ValueError: `scan_layers` is true, but the layers' matrices are packed.
     """
     packed = packs and (dtype == "int8" or jax.default_backend() == "cpu")
     if packed and scan_layers:
         raise ValueError(
-            "scan_layers=True: matrices are packed, on a CPU or in 8 bits, for separate layers only: leave it out"
+            "scan_layers=True, but matrices that are packed for a CPU or have 8 bits need separate layers: leave "
+            "scan_layers out"
         )
     scanned = False if packed else config.scanned if scan_layers is None else scan_layers
     return config if scanned == config.scanned else dataclasses.replace(config, scan_layers=scanned)
@@ -254,8 +255,9 @@ def computed_in(config: Config, dtype: str | None, prepared: bool) -> str:
 def model_of(path: str | os.PathLike[str]) -> Model:
     """Returns the model that a checkpoint describes, without reading its arrays.
 
-    The configuration is checked against the names and shapes of the stored arrays; of a model on the hub, only the
-    configuration is fetched, unless it belongs to a target (`belongs_to_target`). Raises the same errors as `load`.
+    The configuration is checked against the names and shapes of the stored arrays. For a model on the hub, only the
+    configuration is fetched, unless the model belongs to a target (`belongs_to_target`). Raises the same errors as
+    `load`.
     """
     if hub.name_of(path) is not None and not belongs_to_target(path):
         return model_from(huggingface.config_of(located(path, hub.CONFIGURATION)))
@@ -263,7 +265,7 @@ def model_of(path: str | os.PathLike[str]) -> Model:
 
 
 def belongs_to_target(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a checkpoint is a draft that needs its target to write: an EAGLE-3 head, or an assistant.
+    """Returns whether a checkpoint is a draft model that needs its target: an EAGLE-3 head, or a Gemma 4 assistant.
 
     Only a configuration is read, or fetched from the hub. Raises the same errors as `load` for a name on the hub.
     """
@@ -277,8 +279,8 @@ def named(name: str | os.PathLike[str]) -> Model:
     """Returns the model of a preset (`models.families.PRESETS`) or of a checkpoint (`model_of`); reads no arrays.
 
     Raises:
-        ValueError: neither a preset nor a path; names the nearest presets.
-        CheckpointError, OSError: as `load`.
+        ValueError: the name is neither a preset nor a path; the message names similar presets.
+        CheckpointError, OSError: as in `load`.
     """
     if str(name) in PRESETS:
         return model_from(PRESETS[str(name)])

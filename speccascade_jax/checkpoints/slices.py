@@ -1,9 +1,10 @@
 """Reader of the parts of parameters that the devices of one process hold, without the rest of the checkpoint.
 
-A part of a parameter is mapped to a part of each stored array that the parameter comes from, through fused kernels,
-stacked layers, transposed and merged axes. Each stored part is read once, however many devices hold it.
+A part of a parameter is mapped to a part of each stored array that the parameter comes from. The mapping accounts for
+fused kernels, stacked layers, and transposed and merged axes. Each stored part is read once, however many devices hold
+it.
 
-An array is read as a whole where its bytes cannot be addressed: relative biases that T5X stores for each layer, and
+An array is read as a whole if its parts cannot be read alone: relative biases that T5X stores for each layer, and
 arrays inside a msgpack file. Compressed arrays are read in whole chunks.
 """
 
@@ -140,9 +141,10 @@ class _PartReader(Reader):
 
 
 def columns_of(pieces: Pieces, number: int, part: Part, shards: int) -> Iterator[tuple[slice, slice]]:
-    """Yields where a part of a parameter holds columns of one of its pieces: the columns in the part and in the piece.
+    """Yields the ranges of columns that a part of a parameter takes from one of its pieces.
 
-    The columns of a fused parameter are interleaved: each of `shards` shards holds its share of every piece, in order.
+    Each result has the columns in the part, and the same columns in the piece. The columns of a fused parameter are
+    interleaved: each of `shards` shards holds its share of every piece, in order.
     """
     if len(pieces) == 1:
         yield slice(None), part[-1]
@@ -220,7 +222,7 @@ def aligned(part: Part, chunks: Sequence[int] | None, shape: Sequence[int]) -> P
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """Returns one part that holds all of them if it holds no more values than they do, and otherwise each once."""
+    """Returns one part that contains all `parts` if it has no more values than they have; otherwise each part once."""
     distinct = {tuple((axis.start, axis.stop) for axis in part): part for part in parts}
     if len(distinct) < 2:
         return list(distinct.values())

@@ -53,12 +53,14 @@ def save_t5x(
         raise ValueError(f"{name} has no T5X format here: use checkpoints.save")
     target = expanded(path).absolute() / f"checkpoint_{step}"
     if isinstance(target, BucketPath):
-        raise ValueError(f"{path}: T5X's format is written to local folders only; give one, and copy it")
+        raise ValueError(
+            f"{path}: T5X's format is written to local folders only; give a local folder, and copy it to the bucket"
+        )
     if target.exists():
         raise FileExistsError(f"{target} exists: choose another path or step")
     arrays = _arrays(target, model, params, scan_layers)
     make_folder(target.parent)
-    # T5X writes to a temporary folder too, whose name its readers and ours ignore.
+    # The name of the temporary folder is one that T5X's readers and this package's ignore, because T5X uses such names.
     temporary = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
     with naming(target):
         temporary.mkdir()
@@ -98,7 +100,7 @@ def _scanned(arrays: Arrays, model: T5) -> Arrays:
 
 
 def _chunks(name: str, array: np.ndarray) -> tuple[int, ...]:
-    """Returns the shape of an array's chunks, which follow the axis that a mesh splits, as in our own format."""
+    """Returns the shape of an array's chunks, which split the axis that a mesh splits (`native_arrays.chunks_of`)."""
     stack, _, rest = name.partition("/")
     if not rest.startswith(f"{stack}/") or name.endswith(_BIAS):
         return chunks_of(name, array.shape, array.itemsize)

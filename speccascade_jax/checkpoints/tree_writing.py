@@ -1,6 +1,6 @@
 """Writer of Orbax trees: compressed OCDBT trees of a few files, which Orbax can read, written array by array.
 
-Orbax's own writer takes all arrays at once, and its files reveal how long it waited. This one writes with tensorstore.
+Orbax's own writer takes all arrays at once, and its files depend on timing. This one uses tensorstore directly.
 """
 
 import itertools
@@ -60,7 +60,7 @@ class TreeWriter:
         self._names.append(name)
 
     def put(self, name: str, array: np.ndarray, layer: int | None = None) -> None:
-        """Writes an array that `create` began, or one layer of it, the first axis of which is then that of layers."""
+        """Writes an array that `create` began or, if `layer` is given, one layer of it along its first axis."""
         opened = self._opened[name]
         chunks = self._chunks[name]
         for cell in cells(array.shape, chunks if layer is None else chunks[1:]):

@@ -64,7 +64,7 @@ def _result(future: Any) -> Any:
 
 def _check_size(path: Path, size: int) -> None:
     """Raises a `CheckpointError` if arrays claim far more bytes than compressed weights in these files can have."""
-    if size <= PLAUSIBLE or isinstance(path, BucketPath):  # a bucket does not tell the sizes of its objects
+    if size <= PLAUSIBLE or isinstance(path, BucketPath):  # A bucket does not list the sizes of its objects.
         return
     folder = path if path.is_dir() else path.parent
     try:

@@ -112,7 +112,7 @@ def test_only_a_checkpoint_of_this_format_is_replaced(bucket, model, params):
         save(OURS / "config.json", model, params, overwrite=True)
     with pytest.raises(ValueError, match="gs://bucket is a whole bucket: give gs://BUCKET/NAME"):
         save("gs://bucket", model, params)
-    with pytest.raises(ValueError, match="T5X's format is written to local folders only; give one, and copy it"):
+    with pytest.raises(ValueError, match="T5X's format is written to local folders only; give a local folder, and"):
         save_t5x(OURS, model, params)
 
 

@@ -257,7 +257,7 @@ def test_another_output_layer_than_the_tied_embedding_is_read_as_stored(written,
     expected, factor = hf.random_parameters(kind), 8**-0.5 if kind == "t5_1.0" else 1
     head = np.roll(expected["token_embedder/embedding"], 1, axis=0)
     path = written(kind, arrays={"lm_head.weight": head})
-    with pytest.warns(UserWarning, match="config.json ties the output layer .* another lm_head.weight is stored"):
+    with pytest.warns(UserWarning, match="config.json ties the output layer .* a different lm_head.weight is stored"):
         model, params = load(path)
     assert not model.config.tied
     assert same(params, expected | {"decoder/logits_dense/kernel": head.T * np.float32(factor)})

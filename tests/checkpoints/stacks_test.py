@@ -78,7 +78,7 @@ def test_kernels_are_packed_for_separate_layers_only(tmp_path, stacked):
     save(tmp_path / "s", SCANNED, stacked)
     model, params = load(tmp_path / "s", prepared=True)
     assert not model.config.scanned and "layers_0" in params["decoder"]
-    with pytest.raises(ValueError, match="scan_layers=True: matrices are packed.*leave it out"):
+    with pytest.raises(ValueError, match="scan_layers=True, but matrices that are packed .* leave scan_layers out"):
         load(tmp_path / "s", prepared=True, scan_layers=True)
     with pytest.raises(
         ValueError, match=r"is packed, and packed matrices are not stacked: load with scan_layers=False"

@@ -102,7 +102,7 @@ def their_umt5(gain: float) -> Any:
     return model
 
 
-@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+@pytest.mark.filterwarnings("ignore:.*a different lm_head.weight is stored")
 @pytest.mark.parametrize("kind", ["umt5", "t5gemma", "t5gemma2"])
 def test_logits_equal_transformers(kind, tmp_path):
     """Compares logits from several shards, with padding, in one pass, with a cache, with stacked layers, in 16 bits."""
@@ -182,7 +182,7 @@ def smaller(model: Any, params: Any) -> BoundModel:
     return BoundModel(params=small.prepare(params), model=small)
 
 
-@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+@pytest.mark.filterwarnings("ignore:.*a different lm_head.weight is stored")
 @pytest.mark.parametrize(("kind", "way"), CASES)
 def test_greedy_text_equals_transformers(kind, way, greedy):
     """Decodes encoder inputs of different lengths in one batch, with a draft that is often rejected."""

@@ -249,7 +249,7 @@ def their_odd_t5(kind: str):
     return theirs
 
 
-@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+@pytest.mark.filterwarnings("ignore:.*a different lm_head.weight is stored")
 @pytest.mark.parametrize("kind", ["ids", "head", "mt5"])
 def test_t5s_with_unusual_configurations_write_the_outputs_of_transformers(kind, tmp_path):
     """Compares greedy tokens through `decode`: id 0 is in the prompts, and one of them is padded."""
@@ -269,7 +269,7 @@ def test_t5s_with_unusual_configurations_write_the_outputs_of_transformers(kind,
     parity_greedy.assert_equal_but_for_near_ties(out.tokens, written.numpy()[:, 1:], logits)
 
 
-@pytest.mark.filterwarnings("ignore:.*another lm_head.weight is stored")
+@pytest.mark.filterwarnings("ignore:.*a different lm_head.weight is stored")
 def test_another_output_layer_beside_a_tied_embedding_is_read_as_transformers_reads_it(tmp_path):
     theirs = their_decoder("gemma2")
     theirs.lm_head.weight = torch.nn.Parameter(torch.randn(99, 32) * 0.3)
