@@ -11,7 +11,7 @@ from speccascade_jax.data.vocabularies.chat_template import Message, plain
 from speccascade_jax.pairs.pair import Pair
 
 TASK_DATE = datetime(2024, 7, 26)
-"""The date that templates write in the prompts of tasks, so that a record has the same prompts on every day."""
+"""The date that chat templates write in the prompts of tasks, so that prompts do not depend on the day of a run."""
 _RESERVED = ("messages", "strftime_now")
 
 
@@ -19,9 +19,9 @@ class Prompts(NamedTuple):
     """The prompts of a call.
 
     Attributes:
-        pair: the pair, whose outputs also end where the template's turns end if the prompts are conversations.
+        pair: the pair. If the prompts are conversations, its outputs also end where the chat template ends a turn.
         prompts: texts or token ids, as `make_prompt` takes them.
-        shown: the prompts as a trace shows them: as the caller wrote them, or the texts of conversations.
+        shown: the prompts for printed traces: as the caller wrote them or, for conversations, the template's texts.
     """
 
     pair: Pair
@@ -60,20 +60,21 @@ def chat_text(
 def chat_ids(pair: Pair, text: str) -> list[int]:
     """Returns the token ids of a text that a chat template wrote.
 
-    The template itself writes the beginning of sequence and all other control pieces, whose names are read as these
-    pieces, so nothing is added. As in transformers, their names in a message are read as these pieces too.
+    The template itself writes the names of the beginning-of-sequence token and of all other control tokens, and the
+    vocabulary encodes these names as the tokens. So nothing is added here. As in transformers, such a name in a user's
+    message is encoded as the token, too.
     """
     assert pair.vocabulary is not None  # `Pair.chat_template` refuses a pair without a vocabulary
     return pair.vocabulary.encode(text)
 
 
 def example_ids(pair: Pair, task: Task, example: Example, variables: Mapping[str, Any]) -> tuple[list[int], bool]:
-    """Returns the token ids of an example's prompt as one message of a user, and whether the message was cut.
+    """Returns the token ids of an example's prompt, written as one message of a user, and whether the message was cut.
 
-    The message is cut, as the task says, until the whole prompt has at most `Task.max_input_length` tokens.
+    `Task.cut` shortens the message until the prompt, template included, has at most `Task.max_input_length` tokens.
 
     Raises:
-        ValueError: the template alone is longer.
+        ValueError: the template alone is longer than that.
     """
 
     def ids_of(content: str) -> list[int]:
@@ -97,19 +98,19 @@ def example_ids(pair: Pair, task: Task, example: Example, variables: Mapping[str
 
 
 def checked_variables(variables: Any) -> dict[str, Any]:
-    """Returns variables of a template as plain values; ValueError if a value or a name is unsuitable."""
+    """Returns a chat template's variables as plain values; raises a `ValueError` for an unsuitable value or name."""
     if not isinstance(variables, Mapping | None):
         raise ValueError(
             f"template_variables={shown(variables)} is not a dictionary: write {{'enable_thinking': False}}"
         )
     checked: dict[str, Any] = plain("template_variables", variables or {})
     if taken := [name for name in _RESERVED if name in checked]:
-        raise ValueError(f"template_variables sets {taken[0]!r}, which is not a variable of yours: leave it out")
+        raise ValueError(f"template_variables sets {taken[0]!r}, which is set for every template: leave it out")
     return checked
 
 
 def conversations(messages: Any) -> list[list[dict[str, Any]]]:
-    """Returns a conversation or a batch of them as a list of conversations of plain values, after checks.
+    """Checks a conversation or a batch of conversations; returns a list of conversations with plain values.
 
     Args:
         messages: a list of messages, dictionaries with a "role" and a "content", or a list of such lists. A content is

@@ -25,14 +25,14 @@ from speccascade_jax.storage.errors import CheckpointError
 from speccascade_jax.storage.files import check_replaceable, expanded
 
 LONGEST = 8
-"""Default for the largest number of last tokens that "lookup" and "max_gram" match."""
+"""Default for the largest number of last tokens that "lookup" matches; "max_gram" always uses it."""
 MOST_MATCHED = 128
 """Largest number of last tokens that "lookup" accepts; more would compile slowly, as the search is unrolled."""
 _COUNT = "make one with experiments.count_bigrams"
 
 
 def is_derived(spec: object) -> bool:
-    """Returns whether `spec` is a word such as "exit:2" and not an existing path."""
+    """Returns whether `spec` is one of the words of this module, such as "exit:2", and not an existing path."""
     return isinstance(spec, str) and spec.partition(":")[0] in _MAKERS and not Path(spec).exists()
 
 

@@ -30,7 +30,7 @@ class Card:
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the target; pair: name of the target's pair.
-        about: JSON values by name that the caller of `save` chose, such as the layers that the drafter reads.
+        about: further JSON values by name, which the caller of `save` gave, such as the layers that the drafter reads.
     """
 
     target_fingerprint: str

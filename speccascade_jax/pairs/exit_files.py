@@ -17,8 +17,8 @@ class Card:
 
     Attributes:
         target_fingerprint: `fingerprints.of_model` of the model; pair: name of the model's pair.
-        towards: for each exit layer, the layer of the exit that taught the head last; `None` if the whole model taught
-            it.
+        towards: for each exit layer, the layer of the exit that was the head's last teacher in distillation; `None` if
+            the whole model was its teacher.
         data: fingerprint of the folders with training data; prompts, positions: numbers of training prompts and
             positions; steps: number of optimizer steps.
     """

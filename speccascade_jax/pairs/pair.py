@@ -1,4 +1,4 @@
-"""Pairs of a target and a draft with the same vocabulary, loaded from checkpoints or shipped with the package."""
+"""Pairs: a target model and one or more draft models with the same vocabulary, loaded from checkpoints or shipped."""
 
 import dataclasses
 import os
@@ -147,8 +147,8 @@ class Pair:
         """
         if self.head is None:
             raise ValueError(
-                f"the pair {self.name!r} has no acceptance head, which the policy needs to stop the draft (a head fits "
-                "one dtype only): train one (experiments/train_acceptance_head.py), or choose a policy without a head: "
+                f"the pair {self.name!r} has no acceptance head, which this stop policy needs (a head fits one dtype "
+                "only): train one (experiments/train_acceptance_head.py), or choose a policy without a head: "
                 "stop_confidence, stop_entropy"
             )
         return self.head
@@ -191,7 +191,7 @@ class Pair:
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
-        """The chat template beside the vocabulary, or else beside the target; ValueError if there is none."""
+        """The chat template in the folder of the vocabulary or else of the target; a `ValueError` if there is none."""
         return require_template(self.vocabulary)
 
     @cached_property
@@ -249,7 +249,7 @@ class Pair:
         Args:
             target: a path for `checkpoints.load`, or a name on the hub, such as "google/gemma-3-4b-it", as a text. A
                 `Path` is local, unless it begins with `hf:`.
-            draft: a path or a name, as for the target, or a word of `pairs.derived` such as "exit:2".
+            draft: a path or a name, as for the target, or a word that `pairs.derived` lists, such as "exit:2".
             vocabulary: a file, a folder or a name for `load_vocabulary`. If it is `None`, the vocabularies in the
                 models' folders are used. Several vocabularies must be equal, except for names of control pieces. If
                 there is none, prompts and outputs are token ids only.
@@ -258,8 +258,8 @@ class Pair:
                 `prepared=True`).
             draft_dtype: dtype of the drafts' parameters; `None` means `dtype`. "stored" means `dtype` too, except that
                 drafts stored in 8 bits stay in 8 bits if this changes no value and costs no time. That is the case with
-                dtype "float32" on one CPU device with the extra `cpu`. The output's distribution does not depend on the
-                draft's values with a lossless rule; they change the acceptance rate only.
+                dtype "float32" on one CPU device with the extra `cpu`. With a lossless rule, the draft's values only
+                change the acceptance rate, not the distribution of the output.
             mesh: (data, model), the number of devices that split rows, and the number that split heads, feed-forward
                 units and the vocabulary (`runtime.mesh.make`). Batch sizes must be multiples of the first number.
                 `None`: one device.
@@ -419,7 +419,7 @@ def _fitted(
 def for_target(vocabulary: FileVocabulary, target: Path, config: Any) -> FileVocabulary:
     """Returns the vocabulary with the target's stop ids, and with sentinels if the target is a T5 with rows for them.
 
-    The inputs of a T5Gemma's encoder begin and end as those of a decoder.
+    For a T5Gemma, the encoder's inputs begin and end as the inputs of a decoder-only model do.
 
     Args:
         vocabulary: the vocabulary, as its file defines it.
@@ -461,7 +461,7 @@ def check_room(owner: str | Path, vocabulary: TextVocabulary, rows: int, is_targ
     all stop ids.
 
     Raises:
-        ValueError: too many pieces, or other pieces, lack a row.
+        ValueError: too many pieces lack a row, or pieces of another kind do.
     """
     lacking = range(rows, vocabulary.vocab_size)
     controls: frozenset[int] = getattr(vocabulary, "controls", frozenset())

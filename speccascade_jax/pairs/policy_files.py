@@ -15,7 +15,7 @@ from speccascade_jax.storage.array_file import Carded, load_carded
 
 FILE = "selection_policy.msgpack"
 """File name of a pair's selection policy in the pair's folder."""
-TRAIN = "train one for these models (experiments/train_policy.py), or choose by 'random' or a drafter's name"
+TRAIN = "train one for these models (experiments/train_policy.py), or set choose to 'random' or a drafter's name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class Card:
         scores: name of the scoring function in `drafters.chooser.SCORERS`; features: number of features that it reads.
         arms: the drafters' names, in the order of the scores; prints: the drafters' fingerprints in the same order.
         target: fingerprint of the target, whose prefill computes the features.
-        trained: the training objective; alignment_weight: weight of alignment in the rewards (docs/methods.md, section
-            8).
+        trained: the training objective; alignment_weight: weight, in the training rewards, of how well a draft matches
+            the target (docs/methods.md, section 8).
         pair: name of the pair; data: fingerprint of the training data; queries: number of training queries; steps:
             number of optimizer steps.
     """

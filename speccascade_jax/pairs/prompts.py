@@ -18,7 +18,8 @@ from speccascade_jax.pairs.pair import Pair
 def make_prompt(pair: Pair, prompts: Any, *, min_length: int = 1, max_new_tokens: int = 0) -> Prompt:
     """Converts texts or token ids to a `Prompt`.
 
-    Prompts are padded on the right to a width of `core.arrays.bucket`, so that few widths need a compiled program.
+    Prompts are padded on the right to one of a few widths (`core.arrays.bucket`), because each width needs a compiled
+    program.
     Texts are encoded by `text_ids`. For encoder-decoder models, the ids are the encoder's input, from which padding at
     both ends is removed, and decoding starts from the target's start token.
 
@@ -117,7 +118,7 @@ def _check_ids(rows: Sequence[Sequence[int]], size: int) -> None:
 
 
 def excess(pair: Pair, tokens: int, max_new_tokens: int) -> str | None:
-    """Returns a text that describes the limit that a prompt with its output exceeds; `None` if it exceeds no limit.
+    """Describes the limit that a prompt with its output exceeds; returns `None` if it exceeds no limit.
 
     The text names no remedy, because the remedy depends on the caller's settings.
 
@@ -200,9 +201,9 @@ def text_ids(
     """Returns the token ids that a pair's models read for a text.
 
     For encoder-decoder models, the end-of-sequence token follows the text. Decoder-only models continue the text, so
-    only the beginning-of-sequence token is added, before the text and if the vocabulary has one; T5Gemma's encoder
-    reads the same. A text that already
-    contains one of these tokens there, as chat templates write it, gets no second one.
+    only the beginning-of-sequence token is added before the text, if the vocabulary has one. T5Gemma's encoder reads
+    the same ids as a decoder-only model. A text that already begins or ends with the token, as chat templates write it,
+    gets no second one.
 
     For decoder-only models, an empty text becomes the beginning-of-sequence token alone. If the vocabulary has none,
     the text becomes the end-of-sequence token, which such vocabularies put between documents (Qwen's `<|endoftext|>`).
@@ -275,8 +276,8 @@ def stop_ids(vocabulary: TextVocabulary, strings: Iterable[str]) -> list[int]:
     r"""Returns the vocabulary's stop ids, then the ids of the stop strings that are a single token.
 
     Strings of several tokens, such as "\nQuestion:", do not end a generation; the caller must cut the text at them
-    afterwards. The same can happen to a string of one token. A vocabulary with merges has longer tokens that contain
-    the string (".\n\n"), and a model that writes such a token does not stop.
+    afterwards. Even a string of one token may not end it: a vocabulary with merges has longer tokens that contain the
+    string (".\n\n"), and a model that writes such a token does not stop.
     """
     before, string_ids = vocabulary.encode("a"), []
     for text in strings:
@@ -298,7 +299,7 @@ def decoder_context(prompt: Prompt) -> list[Ids]:
 def checked_stop_ids(pair: Pair, stop_ids: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the ids that end a row's output: `stop_ids` after a check, or else those of the pair's vocabulary.
 
-    A pair without a vocabulary has no stop ids of its own.
+    A pair without a vocabulary has no stop ids unless they are given.
 
     Raises:
         ValueError: a value is not an id, or the id is outside the vocabulary.
