@@ -63,7 +63,10 @@ class Interval(NamedTuple):
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
     def at_least(self, floor: float) -> "Interval":
-        """Returns the interval of a ratio, widened to at least ±`floor` (the noise between equal work) in logs."""
+        """Returns the interval of a ratio, widened to at least ±`floor` on the log scale.
+
+        `floor` is the largest log ratio that was measured between two timings of equal work.
+        """
         narrow = float(np.exp(-floor))
         return Interval(self.value, min(self.low, self.value * narrow), max(self.high, self.value / narrow))
 
@@ -282,10 +285,11 @@ class Bootstrap:
         return np.exp(logs.clip(-MOST, MOST))
 
     def _trials(self, trials: int, key: str) -> np.ndarray:
-        """Draws a record's error between trials for each resample, `[samples]`, in standard errors, from Student's t.
+        """Draws the random effect of a record's trials for each resample, `[samples]`, in units of its standard error.
 
-        All records share the examples but not the trials, because trials run at different times on a machine whose
-        speed drifts. A single trial gives no estimate of this error, so its draws are 0.
+        The draws are from Student's t. All records share the examples but not the trials, because trials run at
+        different times on a machine whose speed drifts. A single trial gives no estimate of this error, so its draws
+        are 0.
         """
         rng = np.random.default_rng((self.seed, zlib.crc32(key.encode())))
         return rng.standard_t(trials - 1, self.samples) if trials > 1 else np.zeros(self.samples)
@@ -305,7 +309,10 @@ class Bootstrap:
 
 
 def _seed(record: Record) -> str:
-    """Returns the text that seeds a record's random draws: its oldest key, so that a migration changes no interval."""
+    """Returns the text that seeds a record's random draws: its key before any migration.
+
+    So a change of the format of records changes no interval.
+    """
     return str(record.get("former_key", record["key"]))
 
 
@@ -375,7 +382,7 @@ def _check(records: Sequence[Record], quantity: str) -> None:
     for record in records:
         if not present(record):
             few = f"{LEAST_EXAMPLES} or more single examples"
-            raise ValueError(f"{_name(record)} holds no {quantity} of {few}; measure it again")
+            raise ValueError(f"{_name(record)} holds no {quantity} of {few}; measure it again on enough examples")
         metrics = quantity == "quality" and record["quality"]["metric"] != first["quality"]["metric"]
         if metrics or _examples(record, quantity) != _examples(first, quantity):
             unlike = "metrics" if metrics else "examples"

@@ -1,10 +1,10 @@
-"""Families of points that differ in one number only: γ of fixed blocks, or the stop threshold h. Needs no JAX.
+"""Families of measured points that differ in one number only: the fixed block size γ, or the stop threshold h.
 
-Families with the same output distribution are compared by two rates: verification rate (target calls per token) and
-discard rate (discarded draft tokens per token). The module computes the front of a family of stop thresholds, and tests
-whether the front is better than fixed blocks (Huang et al., 2024 (SpecDec++), section 4.3 and Figure 4). Both rates are
-ratios of sums over the examples and do not depend on the machine. Every comparison is paired: both sides are counted on
-the same resamples of the examples.
+Families with the same output distribution are compared by two rates: verification rate (target calls per generated
+token) and discard rate (discarded draft tokens per generated token). The module computes the Pareto front of a family
+of stop thresholds, and tests whether this front is better than fixed block sizes (Huang et al., 2024 (SpecDec++),
+section 4.3 and Figure 4). Both rates are ratios of sums over the examples and do not depend on the machine. Every
+comparison is paired: both sides are counted on the same resamples of the examples. Needs no JAX.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ distribution instead of the rule's."""
 
 @dataclass(frozen=True)
 class Family:
-    """Points of one method, or of one rule with fixed blocks, that differ in γ or h only.
+    """Points of one method, or of one rule with a fixed block size, that differ in γ or h only.
 
     Attributes:
         name: the family's name in figures and tables; symbol: `GAMMA` or `THRESHOLD`.
@@ -52,7 +52,16 @@ class Family:
 
 @dataclass(frozen=True, kw_only=True)
 class Families:
-    """Families of one panel, and its oracles, which have neither γ nor h."""
+    """Families of one panel (a group of comparable curves), and its oracles.
+
+    An oracle knows in advance which draft tokens will be rejected. It has neither γ nor h.
+
+    Attributes:
+        panel: the panel.
+        fixed: the families with fixed block sizes.
+        adaptive: the families with stop thresholds.
+        oracles: the point of each oracle, by name.
+    """
 
     panel: Panel
     fixed: list[Family]
@@ -161,15 +170,16 @@ class Rates(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The comparison of one fixed block size with the front of a family of stop thresholds.
+    """The comparison of one fixed block size with the Pareto front of a family of stop thresholds.
 
     Attributes:
-        family: the family of the front; fixed: the family of the fixed blocks; block: the block size γ.
-        rates: discard and verification rate of γ.
+        family: the family of the front; fixed: the family of the fixed block sizes; block: the block size γ.
+        rates: discard and verification rate of blocks of size γ.
         front: the front's verification rate at the same discard rate, NaN below the front's lowest discard rate.
-        level: whether γ discards more than any measured threshold, so that the front was extended to this discard rate.
-        difference: the front's verification rate minus that of γ, negative if the front is better; `None` if the front
-            has no rate there.
+        level: whether blocks of size γ discard more tokens than any measured threshold, so that the front was extended
+            to this discard rate.
+        difference: the front's verification rate minus that of blocks of size γ, negative if the front is better;
+            `None` if the front has no verification rate at this discard rate.
         verdict: `DOMINATES` or `LOSES` if the interval of the difference excludes 0, otherwise `TIES`; `BEYOND` without
             an interval.
     """
@@ -216,8 +226,8 @@ def front_at(front: Iterable[Rates], discard: np.ndarray) -> np.ndarray:
 def compare(families: Families, bootstrap: Bootstrap) -> Iterator[Comparison]:
     """Yields comparisons of each family of stop thresholds with each fixed γ of the same output distribution.
 
-    On resamples in which the front does not reach γ's discard rate, the front's rate is that of the target alone, 1
-    call per token. This never makes the front look better than it is.
+    On resamples in which the front does not reach the discard rate of γ, the verification rate of the target alone is
+    used instead, 1 call per token. This never makes the front look better than it is.
     """
     for family in families.adaptive:
         if (fixed := families.rival(family)) is None:

@@ -1,7 +1,7 @@
 """Estimates of the time of one forward pass of target and draft, and tokens per second predicted from these times.
 
 A regression fits the seconds of whole generations to their draft steps and target calls (Huang et al., 2024
-(SpecDec++), section 4.2 and Table 2; METHODS section 6 *Figures*). The paper's equation 2.1, `T = t_draft · draft_steps
+(SpecDec++), section 4.2 and Table 2; docs/methods.md, section 6). The paper's equation 2.1, `T = t_draft · draft_steps
 + t_target · target_calls`, has no constant. Here a generation also includes its prefill and the overhead of its call,
 so the fit has an intercept; tables also show the fit without intercept.
 
@@ -148,9 +148,9 @@ def alone(records: Sequence[Record], end: str, *, intercept: bool = True) -> Fit
     """Fits the forward time of a model that generates alone.
 
     Args:
-        records: all records; the target's generations are those of its own record, and its interleaved runs of all
-            records.
-        end: `names.TARGET` or `names.DRAFT`.
+        records: all records. The target's fit uses the generations of its own records, and also its runs that
+            alternated with the runs of every other record.
+        end: the model: `names.TARGET` or `names.DRAFT`.
         intercept: whether a generation also has a constant cost.
 
     Raises:
@@ -228,7 +228,10 @@ def _sandwich(design: np.ndarray, residuals: np.ndarray, clusters: np.ndarray) -
 
 
 def _refuse_collinear(counts: Mapping[str, np.ndarray], intercept: bool) -> None:
-    """Raises ValueError for counts that do not determine costs: constant, or multiples of each other."""
+    """Raises ValueError for counts that do not determine the two costs.
+
+    This is so if a count is the same in all generations, or if the two counts are nearly proportional.
+    """
     centred = {name: values - values.mean() if intercept else values for name, values in counts.items()}
     for name, values in centred.items():
         if np.linalg.norm(values) <= 1e-9 * (np.linalg.norm(counts[name]) + 1.0):

@@ -1,8 +1,9 @@
-"""A panel's result as one sentence, with its certainty: how fast the best point is, and whether it loses quality.
+"""One sentence about the result of a panel (a group of comparable curves): how fast the best point is, at what loss.
 
-The sentence is about the point that plots mark with a ring (`significance.Places.chosen`). It calls a difference
-measurable only if a paired 95% interval excludes equality, and it names the lossless method that costs no quality. The
-intervals ignore that the point was chosen on the same examples. Needs no JAX.
+The sentence is about the point that plots mark with a ring: the fastest one with little or no loss of quality
+(`significance.Places.chosen`). The sentence also names the fastest lossless method, for comparison. It calls a
+difference measurable only if a paired 95% interval excludes equality. The intervals ignore that the point was chosen on
+the same examples. Needs no JAX.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,10 @@ from speccascade_jax.results.analysis.significance import Place, Places
 
 
 class Headline(NamedTuple):
-    """A sentence about a panel; `speed` is the point's speed-up if it is measurably faster without measurable loss."""
+    """A sentence about a panel, and the speed-up of the point in it.
+
+    `speed` is `None` unless the point is measurably faster than the target, without a measurable loss of quality.
+    """
 
     text: str
     speed: float | None = None
@@ -74,7 +78,10 @@ def _speed(panel: Panel, place: Place) -> tuple[str, bool]:
 
 
 def beside_lossless(panel: Panel, place: Place) -> str:
-    """Returns a clause that compares a point with the fastest lossless point; "" without one, or for one itself."""
+    """Returns a clause that compares a point with the fastest lossless point.
+
+    The clause is empty if there is no lossless point, or if the point itself is lossless.
+    """
     alternatives = [spot for spot in panel.spots if _is_lossless(spot) and spot.latency and not spot.inconclusive]
     if _is_lossless(place.spot) or not alternatives:
         return ""
@@ -127,7 +134,10 @@ def _nothing_better(panel: Panel, places: Places, spots: Iterable[Place]) -> str
 
 
 def _untimed(panel: Panel, spots: Sequence[Place]) -> str:
-    """Returns a sentence about a panel without latencies: which point rejects fewest draft tokens at what quality."""
+    """Returns a sentence about a panel without latencies: which point rejects the fewest draft tokens, at what quality.
+
+    Only points that are not worse than the target are considered.
+    """
     rates = [
         (rate.value, place)
         for place in spots

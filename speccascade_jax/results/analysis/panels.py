@@ -215,7 +215,7 @@ class Panel:
         return ", ".join(parts + [f"predicted for {self.predicted}"] * bool(self.predicted))
 
     def asides(self) -> list[str]:
-        """Returns a note per curve whose block size or bonus is neither the title's nor in the curve's name."""
+        """Returns notes with the block size or bonus of curves for which neither title nor curve name shows them."""
         sentences = []
         for curve, spots in self.curves.items():
             point = spots[0].records[0]["point"]

@@ -25,8 +25,12 @@ LABEL = "predicted from the compiled program, not measured"
 """Text that tables and plots of predictions show instead of a processor's name."""
 
 STARTS = (0.0, 0.5, 1.0)
-"""Times to start an op, as shares of the largest time: for a band's low end, for its number, and for its high end.
-Method and target have the same time, so their ratio lies between the ratios at the two ends."""
+"""Assumed times to start an op (an instruction of a compiled program), as shares of the largest possible time.
+
+The true time is unknown, so a predicted latency is a band: the three shares give its low end, its value and its high
+end. The method and the target have the same time, so the ratio of their latencies lies between the ratios at the two
+ends.
+"""
 
 SCORING = ("score", "sampling", "verify")
 """Stages that run only in rounds with a call of the target. All other stages run in every round."""
@@ -41,7 +45,7 @@ class Seconds(NamedTuple):
     def total(self, start: float) -> np.ndarray:
         """Returns seconds `[examples]` if starting an op takes `start` times its largest time.
 
-        Within a program traffic and compute overlap, so only the longer of the two counts.
+        Within a program, memory traffic and compute overlap, so only the longer of the two counts.
         """
         memory, compute, collectives, ops = np.moveaxis(np.stack(self), -1, 0)
         total: np.ndarray = (np.maximum(memory, compute) + collectives + start * ops).sum(0)
@@ -49,7 +53,14 @@ class Seconds(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of runs of each part of a program, by single examples, each `[examples]`."""
+    """How often each part of a program ran for each example: arrays `[examples]`.
+
+    Attributes:
+        rounds: rounds of drafting and verification.
+        calls: calls of the target.
+        passes: passes of the draft that draft a token.
+        catching_up: calls of the draft that only bring its cache up to date.
+    """
 
     rounds: np.ndarray
     calls: np.ndarray
@@ -60,10 +71,10 @@ class Counts(NamedTuple):
 def counts(record: Record, complete: bool) -> Counts:
     """Returns how often a record's examples ran the parts of their program, in the record's order.
 
-    A record's `draft_steps` contain passes that draft, and calls that catch up (read tokens that the draft's cache
-    lacks). A pass drafts one token, so all steps beyond the number of drafted tokens catch up, at most one per round.
-    Passes after which a stop policy drew no token count as catching up, which costs about as much. A tree is drafted by
-    one pass per level.
+    The `draft_steps` of a record contain two kinds of steps: passes that draft a token, and calls that catch up, which
+    means that they only add missing tokens to the draft's cache. A pass drafts one token, so all steps beyond the
+    number of drafted tokens are calls that catch up, at most one per round. A pass after which a stop policy ended the
+    block without a token counts as catching up, which costs about as much. A tree is drafted by one pass per level.
 
     Args:
         record: the record.
@@ -83,7 +94,7 @@ def counts(record: Record, complete: bool) -> Counts:
 
 
 def seconds(record: Record, prefill: Row, rounds: Row) -> Seconds:
-    """Returns the predicted seconds of a record's examples, from two entries of a file of costs."""
+    """Returns the predicted seconds of a record's examples, from the costs of its two programs (`program_costs`)."""
     number, zero = counts(record, rounds["complete"]), np.zeros(len(PARTS))
     stages, more = ({name: _vector(band) for name, band in rounds[part].items()} for part in ("stages", "more"))
     scoring = sum((stages.pop(name, zero) for name in SCORING), zero)
@@ -186,8 +197,8 @@ def _latencies(record: Record, ours: np.ndarray, theirs: np.ndarray) -> Row:
     def entry(seconds: np.ndarray) -> Row:
         ms = 1e3 * float(seconds.mean())
         entries = {"ms_per_example": _exactly(ms), "ms_per_token": _exactly(ms / max(tokens, 1))}
-        # without counts of calls, because equal calls of different programs are not equal work, from which noise is
-        # estimated
+        # The entry has no counts of calls. With them, points with equal counts would be taken for equal work, from
+        # which noise is estimated, but their programs may differ.
         return entries | {"per_example_ms": [(1e3 * seconds).tolist()], "examples": len(seconds), "trials": 1}
 
     relative = _exactly(float(ours.sum() / theirs.sum()))
@@ -208,14 +219,17 @@ def _copy(record: Record, facts: Row, latencies: Row) -> Record:
 
 
 def ends(*sides: Iterable[Record]) -> Iterator[list[list[Record]]]:
-    """Yields a comparison's sides at the low end, then at the high end of the band; nothing if a side is measured."""
+    """Yields the sides of a comparison with latencies at the low end of their bands, then at the high end.
+
+    Yields nothing if a latency was measured instead of predicted.
+    """
     records = [list(side) for side in sides]
     if all("ends" in record.get("predicted", {}) for side in records for record in side):
         yield from ([[record["predicted"]["ends"][end] for record in side] for side in records] for end in (0, 1))
 
 
 def plain(record: Record) -> Record:
-    """Returns a record without the copies for the ends of the band, for a table of all its values."""
+    """Returns a record without its two copies for the ends of the band, which a table of all values would repeat."""
     if "predicted" not in record:
         return record
     facts = {name: value for name, value in record["predicted"].items() if name != "ends"}

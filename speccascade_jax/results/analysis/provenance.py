@@ -10,7 +10,7 @@ _OURS = "speccascade_jax"
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """Returns notes: one if several software versions measured the records, one if the code of a curve has changed."""
+    """Returns notes on software versions that differ between records, and on curves whose code changed meanwhile."""
     versions = [_versions(record) for panel in panels for record in panel.records]
     several = []
     for name in dict.fromkeys(name for record_versions in versions for name in record_versions):

@@ -1,14 +1,15 @@
-"""Significance of differences between a panel's points, the target, and requests sent at random to draft or target.
+"""Significance of differences between the points of a panel (a group of comparable curves) and their baselines.
 
 Every comparison is paired over examples (`bootstrap`): an example's difficulty or length affects both sides and
 cancels. Records with too few single examples have no interval, and without an interval no point is called better. A
 latency is not called better either if the difference is below that of equal work (`noise`), or if there are too few
 trials.
 
-Two baselines need no further measurement. The first sends whole requests at random to draft or target (the grey line of
-Holsman et al., 2025): a method whose points are below that line is worse than a random choice. The second baseline is
-for T > 0: rules gain a part of their quality by sharpening the distribution, which the target alone also does at a
-lower temperature (`Panel.cooler`). Needs no JAX.
+Besides the target, there are two baselines that need no further measurement. The first sends whole requests at random
+to draft or target (the grey line of Holsman et al., 2025): a method whose points are below that line is worse than a
+random choice. The second baseline is for temperatures above 0: rules gain a part of their quality by sharpening the
+distribution, and the target alone also has a sharper distribution at a lower temperature (`Panel.cooler`). Needs no
+JAX.
 """
 
 import math
@@ -48,13 +49,13 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
 def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
     """Returns a point's latency relative to the target's interleaved runs, or `None` without times per example.
 
+    A predicted latency has a band, because the time to start an op is unknown; the interval then covers the band.
+
     Args:
         spot: the point whose latency is returned.
         bootstrap: resamples of the examples.
         floor: the log ratio measured between equal work (`noise`); 0 for the target itself.
         over: another point; if passed, the result is the ratio of the two points' relative latencies.
-
-    The interval of a predicted latency also covers its band.
     """
     spots = (spot,) if over is None else (spot, over)
     if not _timed(*spots):
@@ -189,10 +190,10 @@ def random_notes(panel: Panel, bootstrap: Bootstrap) -> list[str]:
     gains = {spot.name(): gain for spot in shown if (gain := gain_over_random(panel, spot, bootstrap))}
     below = [name for name, gain in gains.items() if gain.value < 0]
     sure = [name for name in below if gains[name].high < 0]
-    said = "At equal latency, whole requests sent at random to draft or target (grey line) are better than "
+    random = "whole requests sent at random to draft or target (grey line)"
     if not below:
-        return [f"{said}none of the points."] if gains else []
-    listed = f"{said}{len(below)} of {len(gains)} points: {', '.join(below)}."
+        return [f"At equal latency, no point is worse than {random}."] if gains else []
+    listed = f"At equal latency, {random} are better than {len(below)} of {len(gains)} points: {', '.join(below)}."
     return [
         listed,
         f"Significant differences: {', '.join(sure)}." if sure else "None of these differences is significant.",
@@ -243,7 +244,10 @@ def noise_notes(panel: Panel) -> Iterator[str]:
     if not any(spot.latency for spot in panel.spots):
         return
     if panel.predicted:
-        yield "Predicted latencies have no marks, because a band does not bound the difference between two programs."
+        yield (
+            "Predicted latencies have no marks (best, tied), because their band does not bound the error of a "
+            "comparison between two programs."
+        )
         return
     yield from busy_notes(panel)
     floor, trial = noise(panel), trial_noise(panel)
@@ -331,7 +335,7 @@ def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: flo
 
 
 def uncompared(panel: Panel) -> list[str]:
-    """Returns notes that count points without an interval, and name those whose failed examples are left out."""
+    """Returns notes on points without an interval, and on points for which failed examples are left out."""
     spots = [*panel.ends, *panel.spots]
     lacking = {
         "quality": sum(not _judged(spot) for spot in spots),

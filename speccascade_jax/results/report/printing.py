@@ -134,7 +134,7 @@ def _uses_own(record: Record) -> bool:
 
 WIDTH, FILE_WIDTH = 120, 160
 """Widths of tables that are printed without a terminal, for instance into a pipe, and of tables in files."""
-NOTES = {"notes": "print all notes below the tables, not four lines at most"}
+NOTES = {"notes": "print all notes below the tables, instead of at most four lines"}
 """Flag of the commands that print results, with its help text."""
 
 

@@ -64,7 +64,7 @@ def _short(number: float) -> str:
 
 
 def _unbroken(cell: str) -> str:
-    """Returns a cell of a table with spaces that end no line inside an interval and before a mark."""
+    """Returns a cell of a table with non-breaking spaces inside an interval and before a mark."""
     return re.sub(r"(?<=,) (?=[^\[\]]*\])| (?=[*≈]$)", "\N{NO-BREAK SPACE}", cell)
 
 

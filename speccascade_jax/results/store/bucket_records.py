@@ -16,8 +16,8 @@ FOLDER = "records"
 def name_of(record: Record) -> str:
     """Returns the name of a record's object.
 
-    A record that supersedes another has an object of its own, even if an earlier version of the code, which measured
-    the point before, measures it again.
+    A record that supersedes another (replaces one that other code measured) has a name with its checksum. So it never
+    overwrites the other record, even if code that has measured the point before measures it again.
     """
     suffix = f"-{checksum(record)}" if "supersedes" in record else ""
     return f"{record['key']}{suffix}.json"

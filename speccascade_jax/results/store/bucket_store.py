@@ -29,8 +29,8 @@ class BucketStore(ResultStore):
         path: `gs://BUCKET/NAME.jsonl`.
         part: the part of a sweep that this process writes. Two processes with the same part would measure the same
             points, so the second one is refused while the first one lives.
-        follow: whether to look for records of other writers. Processes that measure one mesh together must not, because
-            they would no longer agree on the points that are left.
+        follow: whether to look for records of other writers. If several processes measure each point together on one
+            mesh, they must not follow: they would no longer agree on the points that remain to be measured.
 
     Raises:
         LockedError: another process writes this part.
@@ -84,7 +84,7 @@ class BucketStore(ResultStore):
         self._add(record)
 
     def close(self) -> None:
-        """Gives the lease back; a second call does nothing."""
+        """Releases the lease, which keeps other processes from writing this part; a second call does nothing."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None

@@ -1,4 +1,4 @@
-"""Lines of a store: a record as JSON with a checksum, and what is wrong with a line that holds none."""
+"""Lines of a store. A line is a record as JSON with a checksum; every other line is damaged."""
 
 import hashlib
 import io

@@ -42,8 +42,7 @@ class Output:
         output: the scored text; tokens: the output's ids, including a stop id.
         pieces: the text that each token adds before the text is cut for scoring.
         sources: a letter of `LETTERS` per token; rounds: number of tokens that each round committed. Both are empty if
-            the
-            method consists of several generations.
+            the method consists of several generations.
         trace: kept for the first few examples (`Evaluation.keep_traces`).
     """
 

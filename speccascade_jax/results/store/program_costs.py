@@ -20,7 +20,7 @@ KIND = "costs of compiled programs"
 """Name of the only entry of a file of costs, by which such a file is recognized."""
 
 PARTS = ("memory", "compute", "collectives", "ops")
-"""Names of the four parts of a band of seconds: traffic, compute, waiting for other devices, starting ops."""
+"""The four parts of a predicted time: memory traffic, compute, waiting for other devices, and starting ops."""
 
 _STRUCTURE = (
     "method", "rule", "accept", "verify", "bonus", "block_size", "stop", "tree", "drafters", "tail", "tail_size",
@@ -28,21 +28,23 @@ _STRUCTURE = (
 )  # fmt: skip
 """Settings that determine the program of a round."""
 _NUMBERS = ("alpha", "stop_threshold")
-"""Inputs of a program that must have some value; `ANY` stands for all values."""
+"""Settings that are inputs of a program, so that one program serves all their values; `ANY` takes their place."""
 ANY = 0.5
 _DEFAULTS = {"verify": "token", "drafters": ["draft"], "tail_size": 10}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The hardware of a prediction, and how the models lie on it.
+    """The hardware of a prediction, and how the models are distributed over it.
 
     Attributes:
-        topology: "CHIP:SIZES", as for `preflight.report`.
-        mesh: (data, model); `None` for the mesh of the record.
-        dtype: of all models. Drafts in 8 bits are fast on CPUs only, so the drafts have this dtype too.
-        prompt_length: tokens that prompts are padded to, for records that do not hold this length.
-        models: target and draft whose shapes replace the record's models, as for `preflight.report`; `()` for none.
+        topology: "CHIP:SIZES" such as "v5e:2x4", as for `preflight.report`.
+        mesh: (data, model), the numbers of devices over which rows and models are split; `None` for the mesh of the
+            record.
+        dtype: the dtype of target and draft. A draft in 8 bits, which is faster on CPUs only, has this dtype too.
+        prompt_length: number of tokens that prompts are padded to, for records that do not contain this length.
+        models: a target and a draft whose shapes replace those of the record's models, as for `preflight.report`; `()`
+            for the record's models.
     """
 
     topology: str
@@ -53,7 +55,7 @@ class Hardware:
 
 
 def refusal(record: Record) -> str:
-    """Returns why no single program and no counts of examples describe a record's latency; empty if they do."""
+    """Returns the reason why a record's latency cannot be predicted from one program and its counts, or ""."""
     point = record["point"]
     if not point.get("timed", True):
         return "an oracle has no latency"

@@ -23,7 +23,7 @@ class Point(TypedDict, total=False):
         law: points with equal text sample from one distribution; lossless: whether this is the target's distribution.
         swept_block: whether sweeps vary the method's block size.
         on_rejection: whether the stop threshold is compared with an estimate of P(some token of the block is rejected).
-        timed: whether its latency is measured; chosen: how it chooses among drafters.
+        timed: whether the latency of its method can be measured; chosen: how the method chooses among drafters.
     """
 
     pair: str
@@ -211,7 +211,7 @@ class Record(TypedDict, total=False):
         failed_timings: number of timed runs in which a model failed; if there are any, the record has no latency.
         latency, target_latency: times of the method, and of the target's runs that alternated with the method's.
         relative_latency: the ratio of `latency` to `target_latency`.
-        peak_memory: bytes in use at most on the fullest device, and its limit, where devices tell.
+        peak_memory: the highest peak of the devices' memory in bytes, and that device's limit, if devices report it.
         prompt_length: number of tokens that all prompts are padded to.
         predicted: only in copies whose latencies are predicted, never in a store (`results.analysis.prediction`).
     """

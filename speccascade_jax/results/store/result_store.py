@@ -128,8 +128,7 @@ class ResultStore:
         Raises:
             ValueError: the record has no `key`, the store already holds this key, or the store is closed.
             OSError: the disk wrote only a part of the line (the part is removed again), the file is gone and cannot be
-                created
-                again, or another process writes it (the message says where all records are).
+                created again, or another process writes it (the message says where all records are).
         """
         key = record.get("key")
         if not isinstance(key, str) or not key:
@@ -241,7 +240,7 @@ class ResultStore:
         if self._lock >= 0:
             locks.release(self._lock, self._lock_path)
             self._lock = -1
-            with contextlib.suppress(OSError):  # one holds files
+            with contextlib.suppress(OSError):  # raised for a folder that is not empty, which must stay
                 for folder in self._new_folders:
                     folder.rmdir()
 

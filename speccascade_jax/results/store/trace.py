@@ -55,14 +55,12 @@ class Step:
         source: "draft", "replaced", "bonus" or "target", if a token was committed.
         proposed: the drafted token; `None` after the block's end.
         fate: what happened to the proposed token: "kept", "rejected", "unread" (it comes after the output's end, or
-            after a
-            rejection in a block that is not examined as a whole) or "unverified" (committed before the target scored
-                it);
-            empty if nothing was proposed.
+            after a rejection in a block that is not examined as a whole) or "unverified" (committed before the target
+            scored it); empty if nothing was proposed.
         entropy_q, entropy_p: entropies of the draft's and the target's distribution, in nats.
         max_q: the draft's largest probability; confidence: the product of `max_q` from the block's beginning to here.
         divergence: total variation of `q` and `p`.
-        deferral: the rule's `r` of the proposed token, 0 for a rule without `r`.
+        deferral: the rule's probability of deferring the proposed token to the target; 0 for a rule that never defers.
         stop: the value that the stop policy compared with its threshold, before the token was drawn or when the policy
             ended the block; `None` if the policy was not evaluated.
 
@@ -91,8 +89,7 @@ class Round:
         rejected: whether a draft token was rejected.
         unverified: whether the tokens were committed before the target scored them.
         examined: number of examined draft tokens. In a block that is verified as a whole, the first rejection also
-            rejects
-            all later tokens.
+            rejects all later tokens.
         spent: number of all drafted tokens; for a tree, this includes tokens outside the path that was followed.
     """
 
@@ -132,7 +129,7 @@ class Trace:
         return "".join(step.committed.text for round_ in self.rounds for step in round_.steps if step.committed)
 
     def counts(self) -> dict[str, int]:
-        """Returns the engine's counters (METHODS section 9), recomputed from the trace."""
+        """Returns the engine's counters (docs/methods.md, section 9), recomputed from the trace."""
         verified = [round_ for round_ in self.rounds if not round_.unverified]
         sources = [step.source for round_ in self.rounds for step in round_.steps if step.committed]
         return {

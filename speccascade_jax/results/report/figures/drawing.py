@@ -21,7 +21,7 @@ from speccascade_jax.results.report.figures import FIGURE, MAKER
 from speccascade_jax.results.report.figures.styles import FAINT, INK, LINE, PAPER, RING
 from speccascade_jax.storage.files import rewrite
 
-# names of records may contain dollar signs, which are no formulas; text stays text in SVG files
+# Dollar signs in names of records must not begin a formula. Text in SVG files stays text instead of becoming outlines.
 plt.rcParams.update({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": MAKER})
 plt.rcParams.update(dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK))
 plt.rcParams.update({"axes.edgecolor": FAINT, "grid.color": LINE})

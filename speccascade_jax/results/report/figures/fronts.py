@@ -1,4 +1,7 @@
-"""Figure 4 of Huang et al., 2024 (SpecDec++): verification rate against discard rate, with a curve per family."""
+"""Figure 4 of Huang et al., 2024 (SpecDec++): verification rate against discard rate.
+
+A curve connects the points of a family, which differ in the block size or in the stop threshold only.
+"""
 
 import itertools
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Figures of studies: divergences, acceptance between models, and policies that choose a drafter.
 
 Histograms of divergences are Figure 3 of Holsman et al. (2025). Figures of acceptance contain a heat map of how often
-each model accepts another model's tokens, and the time per token of the measured stacks (Globerson et al., 2025).
-Figures of policies show their reward against training queries, their choices against the alignment weight, and their
-regret while they serve (Huang et al., 2024 (assistant selection)). Each figure replaces an older file atomically.
+each model accepts another model's tokens, and the time per token of the measured stacks; in a stack, each model drafts
+for the next larger one (Globerson et al., 2025). Figures of policies show three things: their reward against training
+queries, their choices against the alignment weight, and their regret while they serve (Huang et al., 2024 (assistant
+selection)). Each figure replaces an older file atomically.
 """
 
 import itertools

@@ -68,7 +68,7 @@ FEW_POINTS = 4
 
 
 def bar_note(panel: Panel, panel_places: Places) -> str:
-    """Returns a line about the error bars, with the mean size of the intervals that have none."""
+    """Returns a line about the error bars, with the mean size of the intervals that are not drawn."""
     bands = " and bands" * bool(panel.predicted)
     drawn = barred(panel_places)
     hidden = [place for curve in panel_places.curves.values() for place in curve if id(place) not in drawn]
@@ -82,7 +82,7 @@ def bar_note(panel: Panel, panel_places: Places) -> str:
 
 
 def barred(panel_places: Places) -> set[int]:
-    """Returns the `id()`s of the places that have error bars: all of a few places, or the chosen place."""
+    """Returns the `id()`s of the places with error bars: all places if there are few, otherwise the chosen place."""
     all_places = [place for curve in panel_places.curves.values() for place in curve]
     few = len(all_places) <= FEW_POINTS or panel_places.chosen is None
     return set(map(id, all_places)) if few else {id(panel_places.chosen)}
@@ -93,9 +93,9 @@ FEW = 5
 
 
 def prominent(panel_places: Places) -> set[str]:
-    """Returns the curves to draw in colour: all of a few, otherwise lossless ones and those that no other one beats.
+    """Returns the curves to draw in colour: all curves if there are few, otherwise the lossless and the unbeaten ones.
 
-    A curve is not beaten if one of its points is faster than all points of at least its quality.
+    A curve is unbeaten if one of its points is faster than every other point of at least the same quality.
     """
     if len(panel_places.curves) <= FEW:
         return set(panel_places.curves)

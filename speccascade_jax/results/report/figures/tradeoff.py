@@ -1,4 +1,4 @@
-"""Figures of panels, one file per panel: quality against speed-up, and against the share of rejected draft tokens.
+"""Figures of panels (groups of comparable curves): quality against speed-up, and against the rejected draft tokens.
 
 The vertical axis shows quality minus the target's quality, and a line per rule connects the points of its α's. The grey
 line shows whole requests sent at random to draft or target (a coin decides): a useful method is above it. A ring marks
@@ -41,7 +41,10 @@ Points = Sequence[tuple[Place, Interval]]
 RING_SIZE = 19
 """Diameter of the ring around the chosen point, in typographic points."""
 BESIDE = 1.4
-"""Number of times that the draft alone may be as fast as the fastest point and still be on the axis."""
+"""The draft alone is a point of the plot if it is at most this many times as fast as the fastest point.
+
+A faster draft would compress all other points, so an arrow at the edge takes its place.
+"""
 
 
 def draw_all(
@@ -184,7 +187,7 @@ def _coin_line(axes: Axes, panel: Panel, panel_places: Places) -> None:
 
 
 def _limits(axes: Axes, panel: Panel, panel_places: Places, ends: Sequence[Place]) -> None:
-    """Sets limits that contain every point, the bars and `ends`; what is slower or faster than all of them is cut."""
+    """Sets limits that contain every point, the error bars and `ends`; the line of random requests may be cut off."""
     curves = [place for curve in panel_places.curves.values() for place in curve if place.latency]
     with_bars = [place for place in curves if id(place) in barred(panel_places)]
     speeds = [1.0, *(1 / place.latency.value for place in (*curves, *ends) if place.latency)]
@@ -263,7 +266,7 @@ def _url(place: Place, anchors: Mapping[int, str]) -> str | None:
 def _end(
     axes: Axes, panel: Panel, place: Place, horizontal: Horizontal, anchors: Mapping[int, str], beyond: bool
 ) -> None:
-    """Draws the target alone or the draft alone with its name; one beyond the axis as an arrow with its numbers."""
+    """Draws the target alone or the draft alone with its name; beyond the axis, as an arrow with its numbers."""
     x = horizontal(place)
     if x is None:
         return
@@ -279,7 +282,10 @@ def _end(
 
 
 def _labels(axes: Axes, panel_places: Places, horizontal: Horizontal) -> None:
-    """Writes α at the points of prominent curves, the ringed point's first, then those at the ends of curves."""
+    """Writes α beside points of prominent curves.
+
+    If labels compete for space, the ringed point comes first, then the ends of curves.
+    """
     labels, lines, bright = list[Label](), list[list[tuple[float, float]]](), prominent(panel_places)
     for name, points in _shown(panel_places, horizontal).items():
         lines.append([(x.value, place.difference.value) for place, x in points])

@@ -72,8 +72,8 @@ class Grid:
         """Returns the table with its title and notes for a terminal, in the form that fits the terminal's width.
 
         Args:
-            more: how a reader sees all notes, such as "--notes"; if given, at most `MOST_LINES` lines follow the table,
-                and the last line says it if notes are left out. `None`: all notes follow.
+            more: the flag or command that shows all notes, such as "--notes". If it is given, at most `MOST_LINES`
+                lines follow the table, and the last line names it if notes are left out. `None`: all notes follow.
         """
         return _Fitted(self, more)
 
@@ -92,7 +92,7 @@ class Grid:
         return any(form.width <= width for form in self._forms())
 
     def _forms(self) -> Iterator["Grid"]:
-        """Yields the table in ever narrower forms: cells become two lines only where leaving out columns is no help."""
+        """Yields ever narrower forms of the table: without spare columns, and with cells broken into several lines."""
         yield self
         parts = self._with_cells("; ", "\n")
         yield from parts._narrower()

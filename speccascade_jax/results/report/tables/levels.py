@@ -1,6 +1,6 @@
-"""Table of a stack's levels (Globerson et al., 2025): each model's calls, and the share of drafts that it accepted.
+"""Table of a stack's levels: each model's calls, and the share of drafts that it accepted.
 
-Needs no JAX.
+In a stack, each model drafts for the next larger one (Globerson et al., 2025). Needs no JAX.
 """
 
 from speccascade_jax.results.analysis.panels import Panel, label

@@ -1,9 +1,9 @@
-"""Tables of choosing a drafter per query, against fixed drafters (Huang et al., 2024 (assistant selection)).
+"""Tables that compare choosing a drafter per query with fixed drafters (Huang et al., 2024 (assistant selection)).
 
 They correspond to the paper's Tables 1 to 6 and 11 to 14. Each row is a strategy of choosing, and each group of columns
 is a domain, which is a task. One table holds several sets of drafters, each with its own rows, and also drafters that
-are used without a choice. An arm is one of the drafters in a set. The rows of the oracle are computed from others: they
-use each query's best arm in hindsight. Times are per token. Needs no JAX.
+are used without a choice. An arm is one of the drafters in a set. The rows of the oracle, which uses each query's best
+arm in hindsight, are computed from the rows of the single arms. Times are per token. Needs no JAX.
 """
 
 import itertools
@@ -149,10 +149,11 @@ _SHOWN = ("speed-up", "ms/token", "accepted", "choices")
 def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
     notes = [
         *(f"{name.removeprefix(' of ')}: {' | '.join(drafters)}." for drafters, name in sets.items() if name),
-        "Speed-up: the target's time per token over the row's, as means over queries whatever their outputs' lengths. "
-        "The runs of both alternate; they are whole generations at batch 1 and include the policy's time. ms/token: "
-        "total time over total tokens, so that long outputs count more. Mean speed-up: over domains. Brackets: 95% "
-        "confidence intervals over examples; * better than all other entries of its column, ≈ tied with the best.",
+        "Speed-up: the target's mean time per token, divided by the row's; each query counts equally, however long its "
+        "output is. The runs of both alternate; they are whole generations at batch 1 and include the policy's time. "
+        "ms/token: total time over total tokens, so that long outputs count more. Mean speed-up: over domains. "
+        "Brackets: 95% confidence intervals over examples; * better than all other entries of its column, ≈ tied with "
+        "the best.",
         "Accepted: share of all drafted tokens that were kept; tokens after a rejection count as rejected (Huang et "
         "al., 2024 (assistant selection), A.6).",
         f"{ORACLE}: for each query, the arm that was fastest in the other trials, and its time in this trial.",

@@ -1,8 +1,8 @@
 """Tables of stop policies (Huang et al., 2024 (SpecDec++)), and of block-wise against token-wise verification.
 
 They are forward times (the paper's Table 2), throughputs (Table 1), the threshold of theorem 3.1, dominance over fixed
-blocks (Figure 4), and tokens per target call with both kinds of verification (METHODS section 10). This module formats
-cells and notes; `forward_times` and `families` of `results.analysis` compute the numbers. Brackets contain 95%
+blocks (Figure 4), and tokens per target call with both kinds of verification (docs/methods.md, section 10). This module
+formats cells and notes; `forward_times` and `families` of `results.analysis` compute the numbers. Brackets contain 95%
 bootstrap intervals over examples.
 """
 
@@ -202,7 +202,10 @@ def _left_out(why: str, names: list[str]) -> list[str]:
 
 
 def _token_wise(families: Families) -> list[Family]:
-    """Returns the stop-threshold families that theorem 3.1 covers: those whose blocks end at a rejected token."""
+    """Returns the families of stop thresholds with token-wise verification.
+
+    Theorem 3.1 covers only these, because it assumes that a block ends at the first rejected token.
+    """
     return [family for family in families.adaptive if family.verify == "token"]
 
 

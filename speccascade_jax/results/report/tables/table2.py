@@ -102,7 +102,7 @@ def _table2_grid(panels: Sequence[Panel], tolerance: float, margin: float, loss:
 
 
 def _named(panels: Sequence[Panel]) -> tuple[str, list[str]]:
-    """Returns the title of Table 2, with the task and the pair that all panels share, and what names each panel."""
+    """Returns the title of Table 2 with what all panels share, and for each panel the words that distinguish it."""
     both = [(panel.setting["task"], short_name(panel.setting["pair"])) for panel in panels]
     shared = [words[0] if len(set(words)) == 1 else "" for words in zip(*both, strict=True)]
     differing = [[name for name, common in zip(words, shared, strict=True) if not common] for words in both]
