@@ -34,7 +34,10 @@ def family(settings: Settings) -> str:
 
 
 def facts(settings: Settings) -> dict[str, Any]:
-    """Returns the facts about settings that records store, so that tables and plots need not import the methods."""
+    """Returns properties of a method with these settings, such as its title and whether it is lossless.
+
+    Records store them, so that tables and plots need not import the methods.
+    """
     method = table.get(settings.method)
     rule, trade_off = method.rule(settings), method.alpha(settings)
     distribution = rule.name if trade_off is rule.alpha else settings.method

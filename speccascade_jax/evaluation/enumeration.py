@@ -41,10 +41,10 @@ def enumerate_points(
 ) -> list[list[Point]]:
     """Returns the points of a sweep in groups; the points of a group differ only in α.
 
-    A group shares one compiled program, and its points are decoded in the same batches. For every sampling and seed,
-    the first points are the target alone and the draft alone, because they are the two ends of every plot. A method
-    without α gives one point. A method with an α that `alphas` does not name is measured at the usual α's of its rule
-    (`Alpha.usual`).
+    α is the number that sets a rule's trade-off between quality and speed, and γ is the block size. A group shares one
+    compiled program, and its points are decoded in the same batches. For every sampling and seed, the first points are
+    the target alone and the draft alone, because they are the two ends of every plot. A method without α gives one
+    point. A method with an α that `alphas` does not name is measured at the usual α's of its rule (`Alpha.usual`).
 
     Args:
         pair: the models of all points.
@@ -101,7 +101,7 @@ def enumerate_points(
         validate(point)
     if len(set(points)) < len(points):
         twice = next(point for n, point in enumerate(points) if point in points[:n])
-        raise ValueError(f"the sweep names a point twice: {twice.label()}")
+        raise ValueError(f"the sweep names a point twice: {twice.label()}: remove the repeated method, value or seed")
     return groups
 
 
@@ -235,7 +235,9 @@ def _alphas(settings: Settings, chosen: Sequence[float] | None) -> tuple[float |
     trade_off = table.get(settings.method).alpha(settings)
     if trade_off is None:
         if chosen:
-            raise ValueError(f"method {curve(settings)!r} has no alpha, but alphas gives it {tuple(chosen)}")
+            raise ValueError(
+                f"method {curve(settings)!r} has no alpha, but alphas gives it {tuple(chosen)}: remove it from alphas"
+            )
         return (None,)
     if chosen is None and settings.alpha is not None:
         return (settings.alpha,)

@@ -120,8 +120,9 @@ def sweep(
 ) -> Path | None:
     """Measures every combination of method, α, γ, sampling and seed; a killed sweep resumes where it stopped.
 
-    The points (configurations) always include the target alone, and the draft alone if the draft can generate without
-    its target. All points are checked before anything is loaded.
+    α is the number that sets a rule's trade-off between quality and speed, and γ is the block size. The points
+    (configurations) always include the target alone, and the draft alone if the draft can generate without its target.
+    All points are checked before anything is loaded.
 
     Args:
         pair: the models.

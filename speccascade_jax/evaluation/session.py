@@ -46,9 +46,10 @@ from speccascade_jax.storage.files import point_key
 
 
 class Identity(NamedTuple):
-    """Identity of a point's record: its key, the key of its untimed part, and the provenance of the code.
+    """Identity of a point's record: two keys, and the provenance of the code.
 
-    Provenance is not part of the keys and is compared separately.
+    `judged_key` identifies the point's quality and counts, and `key` also its latency. Provenance is not part of the
+    keys and is compared separately.
     """
 
     key: str
@@ -216,15 +217,18 @@ class Session:
         return self._decoders[kind]
 
     def share(self, chosen: Iterable[Settings]) -> None:
-        """Lets settings that differ in their rules alone share a compiled program (`methods.sharing`).
+        """Lets settings that differ only in their rules share a compiled program (`methods.sharing`).
 
-        Settings that an earlier call has named keep their program, which may be compiled already.
+        Settings that were passed to an earlier call keep their program, which may be compiled already.
         """
         kinds = [kind for kind in dict.fromkeys(map(without_numbers, chosen)) if kind not in self._serving]
         self._serving |= zip(kinds, shared([self.decoder(kind) for kind in kinds]), strict=True)
 
     def controls(self, point: Point, alphas: Sequence[float | None]) -> Controls:
-        """Returns the controls (α and sampling) of a point for a batch with one row per α (`None`: rule without α)."""
+        """Returns a point's controls (the arrays of α and sampling settings) for a batch with one row per entry.
+
+        An entry of `alphas` is `None` if the rule has no α.
+        """
         alpha = None if None in alphas else np.asarray(alphas, np.float32)
         return point.method.controls(replace(point.settings, alpha=alpha), len(alphas))
 
@@ -300,7 +304,10 @@ def rehearse(source: ModelPair, evaluation: Evaluation) -> None:
 
 
 def _no_vocabulary(source: ModelPair, task: Task) -> ValueError:
-    return ValueError(f"pair {source.name!r} has no vocabulary, but task {task.name} is text")
+    return ValueError(
+        f"pair {source.name!r} has no vocabulary, but task {task.name} is text: give the path of a vocabulary too "
+        "(ModelPair.vocabulary, beside target and draft)"
+    )
 
 
 def _paths(source: ModelPair) -> tuple[str | Path, str | Path, str | Path | None]:

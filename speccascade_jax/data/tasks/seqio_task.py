@@ -194,4 +194,7 @@ def _text(record: Mapping[str, Any], feature: str, features: Mapping[str, Any]) 
         return value.decode("utf-8")
     if isinstance(value, str):
         return value
-    raise ValueError(f"feature {feature!r} is not text, and its vocabulary cannot decode it: {value!r:.80}")
+    raise ValueError(
+        f"feature {feature!r} is not text, and its vocabulary cannot decode it: {value!r:.80}; register the task with "
+        "texts, or with the vocabulary of its token ids"
+    )

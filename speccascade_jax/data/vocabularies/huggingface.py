@@ -66,7 +66,10 @@ class HuggingFaceVocabulary(FileVocabulary):
         plain, whole = (self._tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
         front = next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
         if front > 1:
-            raise ValueError(f"{self.path} puts {front} pieces before a text: only one is supported")
+            raise ValueError(
+                f"{self.path} puts {front} pieces before a text: only one is supported, so remove the others from its "
+                "post_processor"
+            )
         return whole[0] if front else None
 
     def encode(self, text: str) -> list[int]:

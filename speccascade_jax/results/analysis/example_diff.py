@@ -77,7 +77,7 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
         kept.append({entry.id: entry for entry in record_outputs})
     if first["fingerprints"]["examples"] != second["fingerprints"]["examples"]:
         raise ValueError(
-            f"{first['key']} and {second['key']} were judged on different examples: choose two points of one task"
+            f"{first['key']} and {second['key']} were measured on different examples: choose two points of one task"
         )
     scores = [_scores(record, entry) for record, entry in zip((first, second), kept, strict=True)]
     shared_ids = [number for number in kept[0] if number in kept[1]]

@@ -97,7 +97,8 @@ def of_records(records: Iterable[Record]) -> list[Families]:
     every = [_of_panel(panel) for panel in panels.panels(records, together=("block_size",))]
     if not (compared := [families for families in every if families.fixed or families.adaptive]):
         raise ValueError(
-            "the records contain neither fixed block sizes nor stop thresholds to compare: sweep one of them"
+            "the records contain neither fixed block sizes nor stop thresholds to compare: sweep block_sizes or "
+            "stop_thresholds"
         )
     return compared
 

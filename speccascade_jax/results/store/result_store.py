@@ -134,7 +134,7 @@ class ResultStore:
         if not isinstance(key, str) or not key:
             raise ValueError(f"a record needs a non-empty string 'key', got {key!r}")
         if not self._lacks(record):
-            raise ValueError(f"{self.path} already holds a record with key {key}")
+            raise ValueError(f"{self.path} already holds a record with key {key}: a store holds one record per key")
         if not self._is_open():
             raise ValueError(f"{self.path} is closed: open it again to add a record")
         # outputs are written before the record, because a sweep skips a point as soon as its record exists

@@ -75,5 +75,5 @@ def test_points_that_cannot_be_compared_are_refused(store):
         example_diff.pairs(store, RECORDS[0], RECORDS[4])
     elsewhere = RECORDS[1] | {"fingerprints": {"examples": "others"}}
     outputs.write(store, elsewhere, kept(TEXTS["second"]))
-    with pytest.raises(ValueError, match="judged on different examples"):
+    with pytest.raises(ValueError, match="measured on different examples"):
         example_diff.pairs(store, RECORDS[0], elsewhere)

@@ -98,7 +98,10 @@ class Bench:
         for run in itertools.chain(*placed.values()):
             if failed := {"failed_examples", "failed_timings"} & records[self.session.key(run)].keys():
                 why = records[self.session.key(run)].get("failure", "some timed runs ended early")
-                raise FloatingPointError(f"{run.label()} has {min(failed)} and cannot be compared: {why}")
+                raise FloatingPointError(
+                    f"{run.label()} has {min(failed)} and cannot be compared: {why}; check the weights, or leave this "
+                    "setting out"
+                )
         return {point: tuple(records[self.session.key(run)] for run in runs) for point, runs in placed.items()}
 
 

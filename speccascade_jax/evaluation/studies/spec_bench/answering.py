@@ -309,7 +309,9 @@ class Speaker:
         self.decoder = build(pair, settings, stop_ids=ends, head=heads.of(settings))
         if self.decoder.engine is None:
             name = self.decoder.method.name
-            raise ValueError(f"method {name!r} decides about whole outputs, which Spec-Bench does not support")
+            raise ValueError(
+                f"method {name!r} decides about whole outputs, which Spec-Bench does not support: choose another method"
+            )
         self.controls = self.decoder.controls(1)
         self._compiled: set[tuple[int, ...]] = set()
 

@@ -84,7 +84,9 @@ class Survey:
             alpha = float(curve.alphas[0])
         low, high = curve.alphas[0], curve.alphas[-1]
         if alpha is None or not low <= alpha <= high:
-            raise ValueError(f"alpha={alpha} of rule {rule!r} is outside the surveyed range {low:g} … {high:g}")
+            raise ValueError(
+                f"alpha={alpha} of rule {rule!r} is outside the surveyed range {low:g} … {high:g}: choose an α in it"
+            )
         rejection = float(np.interp(alpha, curve.alphas, curve.rejection.mean(-1)))
         deferral = None if curve.deferral is None else float(np.interp(alpha, curve.alphas, curve.deferral.mean(-1)))
         return Estimate(rejection, deferral)
@@ -171,7 +173,7 @@ def _well(logits: Sequence[Array], lengths: np.ndarray) -> np.ndarray:
 def _grid(rule: Rule, grid: Sequence[float]) -> np.ndarray:
     values = np.asarray(grid, np.float64)
     if values.ndim != 1 or not len(values) or (np.diff(values) <= 0).any():
-        raise ValueError(f"the grid of rule {rule.name!r} must increase, got {tuple(grid)}")
+        raise ValueError(f"the grid of rule {rule.name!r} is {tuple(grid)}: give one or more α's in increasing order")
     if rule.alpha is not None:
         rule.alpha.check(f"rule {rule.name!r}", values)
     return values

@@ -57,7 +57,9 @@ def draw_all(
     """
     panels = [panel for panel in panels if panel.curves]
     if not panels:
-        raise ValueError("the records hold no method other than target and draft alone: nothing to plot")
+        raise ValueError(
+            "the records hold no method other than target and draft alone: nothing to plot; measure a method too"
+        )
     paths: list[Path] = []
     for panel in panels:
         paths.append(unused_path(panel, folder, stem, form, paths, alone=len(panels) == 1))
