@@ -392,7 +392,7 @@ def get_task(name: str | Task) -> Task:
     Raises:
         ValueError: the task is unknown (the message names the nearest names), or a number of exemplars is given for a
             task without exemplars.
-        FileNotFoundError: the name is that of a file that does not exist.
+        FileNotFoundError: the name is the path of a file that does not exist.
 
     Examples:
         >>> from speccascade_jax.extend import get_task

@@ -65,7 +65,7 @@ def pairs(store: str | Path, first: Record, second: Record) -> list[Pair]:
     """Returns the output pairs of all examples that both records share, by ascending gain of the second over the first.
 
     Raises:
-        ValueError: a record's outputs were not kept, or the two records were judged on different examples.
+        ValueError: a record's outputs were not kept, or the two records were measured on different examples.
     """
     kept = []
     for record in (first, second):

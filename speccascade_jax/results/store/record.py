@@ -189,7 +189,8 @@ class Record(TypedDict, total=False):
     For example, an oracle has no latency, and most methods have no levels.
 
     Attributes:
-        key: identifies the record (`record_key`); judged_key: the same without hardware and latency.
+        key: identifies the record (`record_key`); judged_key: identifies only its quality and counts, which do not
+            depend on the hardware.
         former_key: the key under which an older version stored the record and its outputs.
         supersedes: digest of the code that measured the earlier record with this key, which this record replaces.
         format: `FORMAT`; point: what was measured; configuration: the gin file that measures it again.

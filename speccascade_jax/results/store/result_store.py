@@ -224,7 +224,10 @@ class ResultStore:
         return set(self._places)
 
     def judged(self, key: str) -> Record | None:
-        """Returns the newest record with this judged key, or `None`; its quality and counts hold on any hardware."""
+        """Returns the newest record with this key of quality and counts (`judged_key`), or `None`.
+
+        The record may have been measured on other hardware, on which quality and counts do not depend.
+        """
         return next((record for record in reversed(self.records) if record.get("judged_key") == key), None)
 
     def close(self) -> None:

@@ -73,8 +73,9 @@ def calibrate(
     """Finds the fastest (or best) setting within a tolerance of quality (or latency).
 
     The chosen setting, the runners-up and the target are measured on unseen examples, and printed with confidence
-    intervals together with the text of a gin file. The same is written beside the store as `.json` and `.gin`. A killed
-    calibration resumes where it stopped. All settings are checked before anything is loaded.
+    intervals together with the text of a gin file. The numbers and the gin file are also written beside the store, as
+    `.json` and `.gin`. A killed calibration resumes where it stopped. All settings are checked before anything is
+    loaded.
 
     Args:
         pair: the models, as in `experiment.sweep`.

@@ -38,7 +38,13 @@ Records = tuple[Record, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Range of consecutive examples: `judged` of them from index `first` on; the first `timed` are also timed."""
+    """Range of consecutive examples.
+
+    Attributes:
+        first: index of the first example.
+        judged: number of examples on which quality is measured.
+        timed: number of examples, the first ones of the range, on which latency is measured too.
+    """
 
     first: int
     judged: int

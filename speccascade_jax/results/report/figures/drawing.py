@@ -88,9 +88,13 @@ DOT = 5.5
 
 
 class Label(NamedTuple):
-    """A short text, or none, beside a point in data coordinates; labels of a higher rank are placed first.
+    """A short text, or none, beside a point.
 
-    `radius` is that of the point's marker, in typographic points.
+    Attributes:
+        x, y: the point, in data coordinates.
+        text: the text; empty for none.
+        rank: labels of a higher rank are placed first.
+        radius: radius of the point's marker, in typographic points.
     """
 
     x: float

@@ -83,7 +83,7 @@ def read_acceptance(paths: Sequence[str | Path]) -> list[Report]:
 
 
 def draw_acceptance(reports: Sequence[Report], path: Path) -> None:
-    """Draws for each report a heat map of which model accepts whose tokens, and below it the measured stacks of models.
+    """Draws for each report how often each model accepts another one's tokens, and below it the measured stacks.
 
     The heat maps show the analysis of Globerson et al. (2025).
     """

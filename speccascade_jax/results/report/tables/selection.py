@@ -171,7 +171,10 @@ def _notes(panels: list[Panel], sets: dict[Drafters, str]) -> list[str]:
 
 
 def _costs(panels: list[Panel], columns: list[dict[str, Spot]], sets: dict[Drafters, str]) -> Grid | None:
-    """Returns a table of ratios of times per token: choice over no choice, and a further set over the first set."""
+    """Returns a table of ratios of times per token, which shows the cost of choosing; `None` if nothing was timed.
+
+    `_pairs` describes which rows are compared.
+    """
     bootstrap, rows = Bootstrap(), list[list[str]]()
     ways = _ways(columns, sets)
     for way, over in _pairs(ways, list(sets.values())):
