@@ -1,4 +1,4 @@
-"""Charts of the report: SVG elements by matplotlib in the style of every other figure, whose points link to outputs."""
+"""Charts of the report: SVG elements drawn by matplotlib, whose points link to their outputs on the page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -21,10 +21,10 @@ def trade_off(panel: Panel, places: Places, anchors: Mapping[int, str], commands
     """Draws quality against speed-up or, if nothing was timed, against the rejected share of examined draft tokens.
 
     Args:
-        panel: the panel.
-        places: the plot positions of its points.
-        anchors: the HTML element that a point links to, by the spot's `id()`.
-        commands: the command that runs a point again, by the spot's `id()`.
+        panel: the group of curves to draw.
+        places: the plot positions of the panel's points.
+        anchors: the id of the HTML element that a point links to, by the `id()` of the point's `Spot`.
+        commands: the command that runs a point again, by the `id()` of the point's `Spot`.
     """
     from speccascade_jax.results.report.figures import drawing, tradeoff
 
@@ -60,7 +60,7 @@ def rejections(places: Places, outputs: Mapping[int, Sequence[Output] | None]) -
 
     Args:
         places: the plot positions of a panel's points.
-        outputs: outputs of each point, by the spot's `id()`; the divergences are in their traces.
+        outputs: outputs of each point, by the `id()` of the point's `Spot`. Their traces contain the divergences.
     """
     chosen = {name: curve[len(curve) // 2].spot for name, curve in places.curves.items()}
     positions = {name: by_position(spot) for name, spot in chosen.items()}

@@ -77,7 +77,10 @@ def _page(panels: Sequence[Panel], store: Path, most: int) -> str:
 
 
 def _groups(panels: Sequence[Panel]) -> list[tuple[Panel, list[Panel]]]:
-    """Returns each measured panel with the predicted panels of the same points; others have no predicted panels."""
+    """Returns each measured panel, with the panels that predict its points on other hardware (often none).
+
+    A predicted panel without a measured one is a group of its own.
+    """
     groups: list[tuple[Panel, list[Panel]]] = []
     for panel in sorted(panels, key=lambda panel: bool(panel.predicted)):
         key = panel.records[0]["key"]  # a predicted record is a copy of a measured one, with the same key
@@ -199,7 +202,7 @@ def _cut(text: str) -> str:
 def _runs(output: Output) -> Iterator[tuple[str, str]]:
     """Yields the CSS class and the text of each run of adjacent tokens that have the same source and round.
 
-    If every round wrote one token, as those of the target alone and of the draft alone, rounds do not separate runs.
+    If every round wrote one token, as with the target alone or the draft alone, the ends of rounds separate no runs.
     """
     begins = set(itertools.accumulate(output.rounds)) if max(output.rounds, default=0) > 1 else set()
     sources = output.sources or " " * len(output.pieces)

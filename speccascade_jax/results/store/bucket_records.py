@@ -52,7 +52,7 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
     ordered = [record for record in by_time if "supersedes" not in record]
     newest = {record["key"]: record for record in ordered}
     while rest:
-        # a record whose former one is lost comes when nothing else is left
+        # If no remaining record follows a known one, the superseded record of the oldest one is lost: take it anyway.
         following = (r for r in rest if r["key"] in newest and supersedes(r, newest[r["key"]]))
         record = next(following, rest[0])
         rest.remove(record)

@@ -28,7 +28,7 @@ ENTRY: Final = "outputs"
 FILE: Final = "outputs_file"
 """Name of a record's entry for the file of its outputs; only records that were written into a bucket have it."""
 LETTERS = {"d": "draft", "r": "replaced", "b": "bonus", "t": "target"}
-"""Source of a token, by the letter that represents it in the files."""
+"""The source of a token, for example "draft" for a kept draft token, by the letter for it in the files."""
 GIVEN, WRITTEN = ("id", "prompt", "reference"), ("id", "output", "tokens", "pieces", "sources", "rounds")
 """Fields of an `Output` that a store holds once for each example (`GIVEN`), and once for each record (`WRITTEN`)."""
 
@@ -76,9 +76,10 @@ def write(store: str | Path, record: Record, outputs: Sequence[Output]) -> None:
 
 
 def named(store: str | Path, record: Record) -> Record:
-    """Returns a record that names the file of its outputs by their content, if the store is in a bucket.
+    """Returns the record with the name of its file of outputs, if the store is in a bucket; otherwise unchanged.
 
-    Two processes that measure one point at the same time then write two files, and each record names its own.
+    The name contains a hash of the outputs. So two processes that measure one point at the same time write two files,
+    and each record names its own file.
     """
     if not isinstance(folder(store), BucketPath):
         return record
@@ -124,7 +125,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _files_of(record: Record) -> list[str]:
-    """Returns the possible names of a record's file; a new file gets the first name."""
+    """Returns the names that a record's file of outputs may have; a new file gets the first name."""
     if FILE in record:
         return [record[FILE]]
     # A record that supersedes another has its own file. The former record's file is still needed until the new record

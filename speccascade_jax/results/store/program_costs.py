@@ -73,7 +73,7 @@ def refusal(record: Record) -> str:
 
 
 def programs(record: Record, hardware: Hardware) -> dict[str, Row]:
-    """Returns the descriptions of the programs "prefill" and "round" of a record, as values of JSON.
+    """Returns the descriptions of a record's two programs, "prefill" and "round" (drafting and verifying), as JSON.
 
     Records with equal descriptions run the same program.
     """
@@ -91,7 +91,7 @@ def programs(record: Record, hardware: Hardware) -> dict[str, Row]:
 
 
 def _models(point: Point, hardware: Hardware) -> Row:
-    """Returns the entries that name models; the target alone runs one program for any draft."""
+    """Returns the entries of a description that name models; the draft is left out for the target alone."""
     names = ("pair", "target", "draft", "others", "draft_whole")
     models: Row = {name: value for name in names if (value := get_entry(point, name))}
     if hardware.models:
@@ -102,7 +102,7 @@ def _models(point: Point, hardware: Hardware) -> Row:
 
 
 def _sampling(point: Point) -> Row:
-    """Returns settings of sampling that take the same branches of the program as the point's."""
+    """Returns sampling settings for a description: fixed values that take the same branches as the point's settings."""
     drafts = point["draft_temperature"]
     chosen: Row = {"temperature": same_branch(point["temperature"])}
     chosen |= {"draft_temperature": same_branch(drafts)} if drafts is not None else {}
@@ -129,11 +129,11 @@ def read(path: Path) -> dict[str, Row]:
     """Returns the entries of a file of costs by `key`; no entries if there is no file.
 
     An entry holds "program" (its description), and either "refused" (the reason why there are no costs) or the values
-    of a `preflight.Report`: "stages" and "more" as bands of seconds by `PARTS`, "complete", "versions" of the
+    of a `preflight.Report`: "stages" and "more" with seconds for each of `PARTS`, "complete", "versions" of the
     compilers, "peak_bytes" of memory, and "launch", the largest cost of starting an op in seconds.
 
     Raises:
-        ValueError: the file is not one of costs.
+        ValueError: the file is not a file of costs.
     """
     if not path.exists():
         return {}
@@ -144,7 +144,7 @@ def read(path: Path) -> dict[str, Row]:
 
 
 def write(path: Path, costs: Mapping[str, Row]) -> None:
-    """Writes a file of costs; replaces an earlier one atomically, and no other file."""
+    """Writes a file of costs; replaces an earlier file of costs atomically, but never a file of another kind."""
     rewrite(path, json.dumps({KIND: [*costs.values()]}, indent=1) + "\n", start=rf'\{{\s*"{KIND}"')
 
 

@@ -102,7 +102,7 @@ class Grid:
         yield from parts._with_cells(" [", "\n[")._narrower()
 
     def _with_cells(self, old: str, new: str, first: int = 0) -> "Grid":
-        """Returns the table with `new` for `old` in the cells of the columns from `first` on.
+        """Returns the table with `new` in place of `old` in the cells of the columns from `first` on.
 
         Cells of several lines stay as they are if `new` ends a line.
         """
@@ -232,7 +232,7 @@ class _Fitted:
 
 
 def _first(sentences: Iterable[list[Text]], room: int) -> Iterator[Text]:
-    """Yields the lines of the first sentences that fit into `room` lines; a long first sentence ends early."""
+    """Yields the lines of the first sentences that fit into `room` lines; a first sentence that is too long is cut."""
     for number, lines in enumerate(sentences):
         if len(lines) > room:
             if number == 0 and room > 0:

@@ -12,7 +12,10 @@ from speccascade_jax.results.store.record import Record
 
 
 def bound_grid(panel: Panel) -> Grid:
-    """Returns the table of a panel's points: time of an example as a band, speed-up, and limiting resource."""
+    """Returns the table of a panel's points: the predicted time of an example, the speed-up, the limiting resource.
+
+    The time is a band from its low to its high end, because the time to start an op is unknown.
+    """
     bootstrap = Bootstrap()
     header = ["Method", "α", "ms per example", "speed-up", "[low, high]", "bound by", *(f"{part} ms" for part in PARTS)]
     rows = [_row(spot, bootstrap) for spot in (*panel.ends, *panel.spots)]

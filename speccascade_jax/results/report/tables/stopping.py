@@ -210,7 +210,9 @@ def _token_wise(families: Families) -> list[Family]:
 
 
 def dominance_grids(families: Families) -> list[Grid]:
-    """Returns SpecDec++'s Figure 4 as a table: fronts of stop thresholds against each fixed γ of equal distribution.
+    """Returns SpecDec++'s Figure 4 as a table: Pareto fronts of stop thresholds against fixed block sizes γ.
+
+    A front is compared with each γ that has the same output distribution.
 
     Raises:
         ValueError: records have no counts, or no stop thresholds and fixed blocks have the same output distribution.

@@ -39,7 +39,7 @@ _SPARE = ("seeds", "interval", "range", "ms per example", *(name for name, *_ in
 
 
 def grids(panels: Sequence[Panel], points: bool = False, *limits: float, apart: bool = False) -> list[Grid]:
-    """Returns Table 2 or, with `points`, the list of all points; then what bounds predicted latencies.
+    """Returns Table 2 or, with `points`, the list of all points; then a table of what limits each predicted latency.
 
     Args:
         panels: the panels to list.
@@ -115,7 +115,7 @@ def _allowed(tolerance: float) -> str:
 
 
 def _brief(panels: Sequence[Panel], rows: Sequence[Sequence[str]], bracketed: str) -> list[str]:
-    """Returns short sentences for a terminal: doubts about the numbers, the marks, and the conditions."""
+    """Returns short notes for a terminal: doubts about the numbers, what the marks mean, examples, seeds and device."""
     doubts = [text for panel in panels for text in (*significance.busy_notes(panel), *significance.uncompared(panel))]
     doubts += provenance.notes(panels)
     doubts += ["Latencies are predicted, not measured."] * any(panel.predicted for panel in panels)
@@ -266,9 +266,10 @@ def points_grid(panel: Panel) -> Grid:
 
 
 def beside_grid(panel: Panel, method: str, share: str = "draft_share") -> Grid:
-    """Returns a table that compares every point of a panel with the point of one method whose share is nearest.
+    """Returns a table that compares every point of a panel with one point of a reference method.
 
-    The table shows whether a point is better than this method at an equal share.
+    The chosen point of the reference method is the one with the nearest share, such as the share of tokens that the
+    draft wrote. So the table shows whether a point is better than the reference method at an equal share.
 
     Args:
         panel: the panel of the points.
