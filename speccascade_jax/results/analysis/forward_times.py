@@ -14,7 +14,7 @@ Tokens per second are predicted from counts and forward times, and also measured
 A prediction uses the counts of all examples on which quality is measured, and the fit of all timed speculative runs.
 The target alone has its own fit, as in the paper's stand-alone setting. The intervals of predictions include the fits'
 errors between records (`Fit.draws`), but not errors of the regression model itself. Measured throughput uses the timed
-runs only. Needs no JAX.
+runs only. Arrays `[1 + samples]` hold a value for all examples, then one for each bootstrap resample. Needs no JAX.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ class Draws(NamedTuple):
     off: np.ndarray
 
     def seconds(self, generations: float, draft_steps: np.ndarray, target_calls: np.ndarray) -> np.ndarray:
-        """Returns the seconds for counts, both `[1 + samples]`: by the fit itself, then with the drawn errors.
+        """Returns the seconds for counts `[1 + samples]`: the first by the fit itself, the others with drawn errors.
 
         The errors apply to the logarithm, so that times stay positive for any error.
         """
@@ -279,11 +279,12 @@ def _positive(fit: Fit, *names: str) -> Fit:
 
 
 class Best(NamedTuple):
-    """The best γ or h of a family, and its throughput.
+    """The best block size γ or stop threshold h of a family, and its throughput.
 
     Attributes:
         number: γ or h.
-        tokens: tokens per second, `[1 + samples]`; speed_up: the speed-up over the target alone, `[1 + samples]`.
+        tokens: tokens per second, `[1 + samples]` (all examples, then resamples).
+        speed_up: the speed-up over the target alone, `[1 + samples]`.
     """
 
     number: float
@@ -346,18 +347,18 @@ class Throughputs:
         return _positive(alone(self.families.records, TARGET), "target")
 
     def predicted(self, spot: Spot) -> np.ndarray:
-        """Predicts a point's tokens per second from its counts, `[1 + samples]`.
+        """Predicts a point's tokens per second from its counts, `[1 + samples]`: on all examples, then on resamples.
 
-        The samples resample the counts and the forward times.
+        A resample draws the examples and the errors of the forward times.
         """
         counts = self.bootstrap.counts(spot.records)
         examples = len(spot.records[0]["per_example"]["ids"])
-        # all spots of a fit share the drawn errors of its times, so that the errors cancel when two spots are compared
+        # all points share the drawn errors of the fitted times, so that these errors cancel when points are compared
         draws = self._drawn[spot.method == TARGET]
         return counts["committed"] / draws.seconds(examples, counts["draft_steps"], counts["target_calls"])
 
     def measured(self, spot: Spot) -> np.ndarray:
-        """Returns tokens per second of the timed runs, `[1 + samples]`."""
+        """Returns tokens per second of the timed runs, `[1 + samples]`: on all examples, then on resamples."""
         return self.bootstrap.rates(spot.records)[0]
 
     def error(self, spot: Spot) -> float:
@@ -376,7 +377,7 @@ class Throughputs:
         return self.predicted(spot) / self.predicted(self.families.target)
 
     def speed_up_measured(self, spot: Spot) -> np.ndarray:
-        """Returns a point's measured throughput divided by that of the target's interleaved runs."""
+        """Returns a point's measured throughput divided by that of the target's runs, which alternated with its own."""
         return self.bootstrap.rates(spot.records)[1]
 
     def best_predicted(self, family: Family) -> Best:

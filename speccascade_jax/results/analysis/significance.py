@@ -47,7 +47,7 @@ def quality_gain(panel: Panel, spot: Spot, bootstrap: Bootstrap, over: Spot | No
 
 
 def latency(spot: Spot, bootstrap: Bootstrap, floor: float = 0.0, over: Spot | None = None) -> Interval | None:
-    """Returns a point's latency relative to the target's interleaved runs, or `None` without times per example.
+    """Returns a point's latency relative to the target's, or `None` without times per example.
 
     A predicted latency has a band, because the time to start an op is unknown; the interval then covers the band.
 
@@ -313,9 +313,9 @@ def quality_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap) -> list[st
 def latency_marks(spots: Sequence[Spot | None], bootstrap: Bootstrap, floor: float) -> list[str]:
     """Returns `BEST`, `TIE` or "" for each entry of a column of latencies, where the lowest latency is the best.
 
-    Two latencies are tied if the interval of their ratio includes 1. The intervals of all pairs of the column hold
-    jointly. Otherwise, the best of many equal entries would differ from the worst by chance. An entry that did the same
-    work as a tied entry is also tied.
+    Two latencies are tied if the interval of their ratio includes 1. The intervals are widened such that those of all
+    pairs hold jointly. Otherwise, the best of many equal entries would differ from the worst by chance. An entry that
+    did the same work as a tied entry is also tied.
 
     Args:
         spots: the entries of the column; `None` for an empty entry.

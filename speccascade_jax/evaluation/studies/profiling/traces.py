@@ -1,15 +1,15 @@
 """Profiler traces: the wall-clock time of each instruction of a compiled program, and its place in a decoding round.
 
 On a CPU, XLA runs a generation's instructions one after another. Each instruction runs on any free thread of a pool,
-and a large product runs on several threads at once. Therefore the times here are wall-clock times, not sums over
+and a large matrix product runs on several threads at once. So the times here are wall-clock times, not sums over
 threads. Each moment is attributed to the instruction that runs then (half to each if two run at once), never to the
 loop around it. A moment without a running instruction is waiting time of the instruction that starts next. On an
 accelerator, the device's own plane of the trace is read; nobody has tested this on an accelerator yet.
 
 The engine names the parts of a round with `jax.named_scope`, flax names its modules, and XLA writes both names into an
 instruction's `op_name`: `jit(_generate)/while/body/draft/while/body/T5Module.extend/decoder/layers_0/mlp/mul`. The
-compiler drops the names of some instructions, among them most products. The place of such an instruction follows from
-the weights that it reads and from the named instructions next to it.
+compiler drops the names of some instructions, among them most matrix products. The place of such an instruction is
+inferred from the weights that it reads and from the named instructions next to it.
 """
 
 from __future__ import annotations

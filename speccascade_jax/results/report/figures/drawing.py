@@ -56,7 +56,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 THEME = {INK: "--ink", FAINT: "--faint", LINE: "--line", PAPER: "--card", RING: "--draft"}
-"""Variables of the report's style sheet that take the place of colours, so that figures follow light and dark."""
+"""Variables of the report's style sheet that replace colours, so that figures follow its light or dark theme."""
 
 
 def as_svg(figure: Figure) -> str:

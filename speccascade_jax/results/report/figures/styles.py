@@ -35,7 +35,7 @@ _SPARE = (
 )  # fmt: skip
 _MARKERS = "hdpH"
 DASHES = {"v": ":", "^": "--", "o": "-.", "s": (0, (5, 1, 1, 1, 1, 1)), "P": (0, (1, 2)), "X": (0, (6, 2)), "<": "--"}
-"""Dashes of the line that connects points of a marker; curves can be distinguished without their colours."""
+"""Dashes of a curve's line, by the curve's marker, so that curves can be distinguished without colours."""
 
 
 def dashes(marker: str) -> Any:

@@ -91,7 +91,7 @@ def draw(panel: Panel, path: Path, share: str | None = "rejection_rate") -> None
     """Writes one panel's figure; replaces an older file atomically.
 
     Args:
-        panel: the panel.
+        panel: the group of curves to draw.
         path: the file to write; its suffix is the format.
         share: the measure (`panels.SHARES`) on the horizontal axis of a second plot, as in Figure 3 of Narasimhan et
             al. (2024); `None` for no second plot. If nothing was timed, this plot is the only one.
@@ -128,9 +128,9 @@ def speed_plot(axes: Axes, panel: Panel, panel_places: Places, anchors: Mapping[
 
     Args:
         axes: the empty axes.
-        panel: the panel.
-        panel_places: its points' positions.
-        anchors: the HTML element that a point links to, by the spot's `id()`.
+        panel: the group of curves to draw.
+        panel_places: the plot positions of the panel's points.
+        anchors: the id of the HTML element that a point links to, by the `id()` of the point's `Spot`.
     """
     axes.axvline(1.0, color=FAINT, lw=0.8, zorder=0)
     _coin_line(axes, panel, panel_places)
