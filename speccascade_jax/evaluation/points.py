@@ -428,8 +428,8 @@ def warn_of_ranges(chosen: Iterable[Settings], vocab_size: int = _LARGE, *, warn
     chosen = list(chosen)
     lines = _all_beyond(chosen, max(vocab_size, _SMALL))
     known = _all_beyond(chosen, _LARGE) if warned else {}
-    if lines := [sentence for subject, sentence in lines.items() if subject not in known]:
-        listed = [*lines[:5], *[f"and {len(lines) - 5} more"] * (len(lines) > 5)]
+    if news := [sentence for subject, sentence in lines.items() if subject not in known]:
+        listed = [*news[:5], *[f"and {len(news) - 5} more"] * (len(news) > 5)]
         warnings.warn(f"{'; '.join(listed)}: {BEYOND}", stacklevel=2)
 
 

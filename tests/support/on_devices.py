@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 ROWS, READ, WRITTEN, GAMMA, VOCABULARY = 8, 9, 14, 3, 512
 
 
-def found(*cases: str, timeout: float = 300) -> dict[str, Any]:
+def found(*cases: str, timeout: float = 900) -> dict[str, Any]:
     """Returns the results of the cases by name."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={COUNT}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
