@@ -63,7 +63,7 @@ class Tensor:
         return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
     def mapped(self, function: Callable[[np.ndarray], np.ndarray], dtype: str) -> "Tensor":
-        """Returns the array with an elementwise function applied to all that is read; the results have `dtype`."""
+        """Returns the array with an elementwise function applied to the values that are read; results have `dtype`."""
         read, read_part = self.read, self.read_part
         part = None if read_part is None else lambda part: function(read_part(part))
         return replace(self, dtype=dtype, read=lambda: function(read()), read_part=part)

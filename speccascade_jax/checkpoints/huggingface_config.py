@@ -68,7 +68,8 @@ class Record:
         """
         if (layers := self.size(key, default)) > MOST_LAYERS:
             raise CheckpointError(
-                f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are supported"
+                f"{self.file}: {self._inside}{key} is {layers:,}: at most {MOST_LAYERS:,} are supported; correct the "
+                f"file or {COPY_AGAIN}"
             )
         return layers
 

@@ -91,7 +91,8 @@ def _config(path: Path, shapes: Shapes) -> DecoderConfig:
     query, key, gate = (shapes[name][:1] + shapes[name][1 + stacked :] for name in names)
     if (len(query), len(key), len(gate)) != (3, 3, 2):
         raise CheckpointError(
-            f"{path}: {names[0]} has shape {list(shapes[names[0]])}, which MaxText's layers do not have"
+            f"{path}: {names[0]} has shape {list(shapes[names[0]])}, which MaxText's layers do not have: choose "
+            "another checkpoint"
         )
     sizes: dict[str, Any] = {"num_layers": groups * (2 if kind else 1), "d_model": query[0], "num_heads": query[1]}
     sizes |= {"num_kv_heads": key[1], "head_dim": query[2], "d_ff": gate[1]}

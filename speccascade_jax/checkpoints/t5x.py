@@ -120,7 +120,8 @@ def _target(file: Path, contents: Mapping[str, Any]) -> Mapping[str, Any]:
     target = holder.get("target") if isinstance(holder, Mapping) else None
     if not isinstance(target, Mapping) or not target:
         raise CheckpointError(
-            f"{file} is not a T5X checkpoint: no parameters under optimizer/target (found {sorted(contents)})"
+            f"{file} is not a T5X checkpoint: no parameters under optimizer/target (found {sorted(contents)}); "
+            "choose another file"
         )
     return target
 

@@ -105,7 +105,7 @@ def write_ring(buffer: Array, update: Array, start: Array, axis: int) -> Array:
 
 
 def write_layer(stack: Array, update: Array, start: Array, layer: Array, axis: int, ring: bool) -> Array:
-    """Writes a block of entries into one layer of a stack of caches, whose other layers keep their contents.
+    """Writes a block of entries into one layer of a stack of caches; the other layers keep their contents.
 
     A loop over layers that carries the stack then updates it in place. If the loop sliced out a layer, wrote to it and
     put it back, it would copy the whole layer.

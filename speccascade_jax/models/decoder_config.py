@@ -197,7 +197,9 @@ class DecoderConfig:
         check_sizes(self, "num_layers", "num_kv_heads")
         for name in ("num_kv_heads", "global_kv_heads"):
             if (heads := getattr(self, name)) and self.num_heads % heads:
-                raise ValueError(f"num_heads {self.num_heads} is not a multiple of {name} {heads}")
+                raise ValueError(
+                    f"num_heads {self.num_heads} is not a multiple of {name} {heads}: give a divisor of num_heads"
+                )
         for name in ("head_dim", "global_head_dim"):
             if (width := getattr(self, name)) and width % 2:
                 raise ValueError(f"{name} is {width}, but rotary embeddings rotate pairs: give an even number")
@@ -288,7 +290,7 @@ class DecoderConfig:
         return tuple(self.num_experts > 0 and i not in self.dense_layers for i in range(self.num_layers))
 
     def parallel(self, number: int) -> bool:
-        """Returns whether a layer has a mixture of experts beside a dense feed-forward."""
+        """Returns whether a layer has a mixture of experts in parallel to a dense feed-forward."""
         return self.parallel_experts and self.sparse[number]
 
     @property

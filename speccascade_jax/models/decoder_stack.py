@@ -83,7 +83,7 @@ def turns(config: DecoderConfig, positions: Array, rotation: str = "global") -> 
 
     `rotation` is one of `DecoderConfig.rotations`.
     """
-    # The angles are always float32, because bfloat16 has too few digits for those of late positions.
+    # The angles are always float32, because bfloat16 has too few digits for the angles of late positions.
     angles = positions[..., None, None].astype(jnp.float32) * config.frequencies(rotation)
     return Turns(jnp.cos(angles), jnp.sin(angles))
 
@@ -440,7 +440,7 @@ class LayerInputs(nn.Module):
         The parameters of an early exit are those of the whole model, so `L` is then the whole model's depth.
         """
         width = self.config.layer_input
-        # The factors are rounded to the dtype of computation, like that of the embeddings.
+        # The factors are rounded to the dtype of computation, as `scaled` rounds `embedding_scale`.
         looked_up = self.embedder(tokens) * jnp.asarray(math.sqrt(width or 0), embedded.dtype)
         projected = self.projection(embedded) * jnp.asarray(self.config.d_model**-0.5, embedded.dtype)
         projected, looked_up = (x.reshape(*x.shape[:2], -1, width) for x in (projected, looked_up))
@@ -566,7 +566,7 @@ class DecoderLayer(nn.Module):
             x = x + (self.post_cross_attention_layer_norm(y) if c.post_norms else y)
         y = self.mlp(self.pre_mlp_layer_norm(x), fixed)
         if self.parallel:
-            # The router reads the state itself, because it has a norm of its own.
+            # The router reads the state itself, because it has a separate norm.
             mixed = self.mixture(self.pre_mixture_layer_norm(x), fixed, state=x)
             y = self.post_dense_layer_norm(y) + self.post_mixture_layer_norm(mixed)
         x = x + (self.post_mlp_layer_norm(y) if c.post_norms else y)
@@ -732,7 +732,7 @@ class Stack(nn.Module):
             here = None
             if slots is not None:
                 here = slots[place]._replace(keys=caches[place][0], values=caches[place][1], layer=number // c.period)
-            # A slice of the stack would copy all experts of the layer, of which a block uses a few.
+            # A slice of the stack would copy all experts of the layer, although a block uses only a few of them.
             if fixed and layer.sparse:
                 params = in_place(params, self.stack, number)
             beside = ALONE if encoded is None else Beside(_of_layer(encoded, number, stacked=True))

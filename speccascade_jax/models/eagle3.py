@@ -342,7 +342,7 @@ class Eagle3(CachedModel[HeadCache]):
     def read(
         self, params: Params, cache: HeadCache, tokens: Array, hidden: Array, length: Array, active: Array
     ) -> HeadCache:
-        """Returns the cache after a round: the entries of the tokens that were kept now come from the target's states.
+        """Returns the cache after a round, with the entries of the kept tokens recomputed from the target's states.
 
         Args:
             params: the module's parameters.

@@ -186,7 +186,10 @@ def early_exit(bound: BoundModel, layer: int, head: Array | None = None) -> Boun
     model = EarlyExit(bound.model, layer, own_head=head is not None)
     wanted = (bound.model.config.d_model, bound.model.config.num_embeddings)
     if head is not None and head.shape != wanted:
-        raise ValueError(f"the head of the exit at layer {layer} has shape {head.shape}, but the model needs {wanted}")
+        raise ValueError(
+            f"the head of the exit at layer {layer} has shape {head.shape}, but the model needs {wanted}: choose a "
+            "head that was trained for this model"
+        )
     return BoundModel(params=exit_params(bound.params, layer, head), model=model)
 
 

@@ -99,7 +99,7 @@ class ExpertKernel(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated feed-forwards, of which each token uses those that it chose."""
+    """Gated feed-forwards (experts); each token uses only the experts that it chose."""
 
     config: DecoderConfig
 
@@ -173,7 +173,7 @@ class Experts(nn.Module):
         return total.at[blocks.tokens].add(jax.vmap(outputs)(jnp.arange(len(blocks.tokens))), mode="drop")
 
     def _outputs(self, rows: Array, kernels: Kernels, number: Array) -> Array:
-        """Returns one expert's outputs for `rows` `[R, E]`, float32; on a mesh those of the device's units."""
+        """Returns one expert's outputs for `rows` `[R, E]`, float32; on a mesh, the sums over the device's units."""
         c = self.config
         *inner, outer = (_kernel_of(kernel, number) for kernel in kernels)
         units = [_product(rows, kernel, c.dtype).astype(c.dtype) for kernel in inner]

@@ -46,7 +46,7 @@ class Table:
     def extend_layers(
         self, params: Params, cache: Array, tokens: Array, layers: tuple[int, ...], branch: Branch | None = None
     ) -> tuple[LMOutput, Array]:
-        """Feeds `tokens`; their states, the same for every layer, are their rows of the table."""
+        """Feeds `tokens`; a token's row of the table is its state after every layer."""
         out, cache = self.extend(params, cache, tokens)
         return out._replace(layer_states=self._rows(params[tokens], layers)), cache
 
@@ -54,7 +54,7 @@ class Table:
         return jnp.stack([states] * len(layers), axis=2)
 
     def embed(self, params: Params, tokens: Array) -> Array:
-        """Returns the table's rows of `tokens`."""
+        """Returns the embeddings of `tokens`, which are their rows of the table."""
         rows: Array = params[tokens]
         return rows
 

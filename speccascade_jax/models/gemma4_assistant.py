@@ -52,7 +52,8 @@ class AssistantConfig(DecoderConfig):
         clusters = self.num_centroids
         if clusters is not None and (clusters < 1 or self.num_embeddings % clusters):
             raise ValueError(
-                f"num_centroids is {clusters}, but must divide the {self.num_embeddings} entries of the vocabulary"
+                f"num_centroids is {clusters}, but must divide the {self.num_embeddings} entries of the vocabulary: "
+                "give a divisor"
             )
         if clusters is not None and not 1 <= self.active_centroids <= clusters:
             raise ValueError(f"active_centroids is {self.active_centroids}: give a number from 1 to {clusters}")

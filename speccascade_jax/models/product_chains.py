@@ -41,7 +41,7 @@ BLOCK = 2**21
 DEPTH = 3
 """Number of buffers of a matrix: one for the block that is multiplied, the others for blocks that are being copied."""
 _SPARE = 4 * 2**20
-"""Bytes of VMEM for operands, results and values that the compiler keeps."""
+"""Bytes of VMEM that are kept free for operands, results and the compiler's intermediate values."""
 
 
 class Rotation(NamedTuple):
@@ -143,7 +143,7 @@ def _are_near(links: Sequence[Link]) -> bool:
 
 
 def _tiles(scale: Any) -> Array:
-    """Returns a norm's scale `[E]`, or those of a stack, as tiles `[E / 128, 128]`; a stack has this shape already."""
+    """Returns a norm's scale as tiles `[E / 128, 128]`; the scales in a stack of layers are tiles already."""
     # In this shape XLA copies no scale into another layout.
     tiles: Array = scale.stack if isinstance(scale, InStack) else scale.reshape(-1, LANES)
     return tiles
@@ -166,7 +166,7 @@ class _Step(NamedTuple):
 
     @classmethod
     def of(cls, link: Link, width: int) -> _Step:
-        """Returns the sizes of a link; those of one without a matrix are `width`."""
+        """Returns the sizes of a link; a link without a matrix has `width` inputs."""
         stacked = isinstance(link.matrix, InStack)
         inputs, columns = (width, 0) if link.matrix is None else _matrices([link])[0].shape[-2:]
         norm, post = (None if norm is None else (norm.epsilon, norm.offset) for norm in (link.norm, link.post))
@@ -288,14 +288,14 @@ class _Kernel:
 
     @property
     def _buffers(self) -> list[tuple[int, int, int]]:
-        """Shapes of the buffers of each matrix that the kernel copies."""
+        """Shapes of the buffers into which the kernel copies each matrix, block by block."""
         steps = [] if self.near else self.products
         return [(min(DEPTH, self.blocks(step)), step.inputs, step.halves * self.block(step)) for step in steps]
 
     @property
     def _rows(self) -> list[tuple[int, int]]:
         """Shapes of the state and of the results."""
-        # A rotation keeps the other coordinates of its pairs beside the results.
+        # A rotation needs twice the columns: it puts the other coordinate of each pair next to the results.
         columns = [max(step.inputs, step.outputs * (1 if step.rotation is None else 2)) for step in self.steps]
         return [(self.padded, self.width), (self.padded, max(columns))]
 

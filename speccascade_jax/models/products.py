@@ -166,7 +166,7 @@ def held(name: str, leaf: Any, config: Any, weights: str | None = None) -> Any:
     kind = weights or leaf.dtype.name
     if leaf.ndim == 3 and kind == "int8":
         return _narrow_experts(np.asarray(leaf))
-    # Experts' kernels `[X, K, N]` stay out of panels, because the loop over experts slices them.
+    # Experts' kernels `[X, K, N]` are not packed for the CPU code, because the loop over experts slices them.
     in_panels = products.available() and kind in products.KINDS and leaf.ndim == 2
     # Large models are slow without the CPU code, so a warning names the extra of the package that installs it.
     if not in_panels and leaf.ndim == 2:

@@ -138,7 +138,7 @@ def stack_params(params: Params) -> Params:
 
 
 def unstack_params(params: Params) -> Params:
-    """Returns nested parameters with stacked parameters split into those of single layers; the arrays are copied."""
+    """Returns nested parameters with each stack split into the parameters of single layers; the arrays are copied."""
     out: dict[str, Any] = {}
     for path, leaf in flatten_dict(params, sep="/", is_leaf=lambda _, leaf: is_packed(leaf)).items():
         out |= (

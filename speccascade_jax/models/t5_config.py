@@ -198,7 +198,9 @@ def _sizes(path: Path, shapes: Shapes, name: str) -> tuple[int, int]:
     if name not in shapes:
         raise incomplete(path, [name], len(shapes) + 1)
     if len(shapes[name]) != 2:
-        raise CheckpointError(f"{path}: array {name} has shape {list(shapes[name])}, but a T5 has a matrix there")
+        raise CheckpointError(
+            f"{path}: array {name} has shape {list(shapes[name])}, but a T5 has a matrix there: {COPY_AGAIN}"
+        )
     first, second = shapes[name]
     return first, second
 

@@ -70,7 +70,10 @@ def load(path: str | Path, pair: Pair) -> tuple[Params, dict[str, Any]]:
     try:
         card = Card(**entries)
     except TypeError as error:
-        raise CheckpointError(f"{expanded(path)} does not hold a drafter's parameters ({error})") from error
+        raise CheckpointError(
+            f"{expanded(path)} does not hold a drafter's parameters ({error}): choose a file that drafter_files.save "
+            "wrote"
+        ) from error
     fingerprint = pair.print_of("target")
     if fingerprint != card.target_fingerprint:
         raise ValueError(

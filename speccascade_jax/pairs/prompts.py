@@ -172,7 +172,7 @@ def _ids(pair: Pair, prompts: Any) -> Sequence[Sequence[int]]:
     for number, row in enumerate(prompts):
         for token in row:
             if not _is_whole(token):
-                raise ValueError(f"prompt {number} holds {token!r:.60}, which is not a token id")
+                raise ValueError(f"prompt {number} holds {token!r:.60}, which is not a token id: give whole numbers")
     return prompts
 
 

@@ -274,4 +274,4 @@ def _closing(text: str, opening: int) -> int:
         depth += (text[index] == "(") - (text[index] == ")")
         if depth == 0:
             return index
-    raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+    raise ValueError(f"unbalanced brackets in {text[:80]!r}: give the text of a compiled program")

@@ -216,7 +216,7 @@ class Report:
 
     @property
     def band(self) -> Band:
-        """Range of seconds that one run may take."""
+        """Range of times that one run may take, in seconds."""
         return band(self.total, chip_of(self.chip))
 
     @property
