@@ -35,9 +35,10 @@ def write_slots(buffer: Array, update: Array, start: Array, axis: int) -> Array:
 
 
 def write_few_slots(buffer: Array, update: Array, start: Array) -> Array:
-    """Returns what `write_slots` returns for `buffer` `[B, S]` and `update` `[B, T]`, by one pass over the buffer.
+    """Does the same as `write_slots` for `buffer` `[B, S]` and a short `update` `[B, T]`, without a scatter.
 
-    A TPU writes the rows of a scatter one by one, with eight operations for each.
+    It selects new or old entries in one pass over the buffer. This is faster on a TPU, which writes the rows of a
+    scatter one after the other, with eight operations for each row.
     """
     offset = jnp.arange(buffer.shape[1])[None] - start[:, None]
     for number in range(update.shape[1]):

@@ -43,8 +43,9 @@ def make_controls(
 ) -> Controls:
     """Returns `Controls` for `batch` rows as NumPy arrays; a setting is one number for all rows, or one per row.
 
-    With `draft_temperature=None` the draft has the target's temperature. `inner` holds the controls of engines that
-    draft for this one. A number outside its range raises the error of `make_sampling`.
+    With `draft_temperature=None` the draft has the target's temperature. In a hierarchy of draft-and-verify engines,
+    `inner` holds the controls of the engines that draft for this one. A number outside its range raises a ValueError,
+    as in `make_sampling`.
 
     Examples:
         >>> from speccascade_jax.extend import make_controls

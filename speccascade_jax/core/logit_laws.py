@@ -1,9 +1,10 @@
-"""Distributions of two models that stay logits until an entry is read, for programs on TPUs.
+"""Distributions of draft and target that are stored as logits; probabilities are computed only where they are read.
 
-A distribution follows from a row of logits and a few numbers, such as their maximum and the sum of their exponentials.
-On a TPU, a round therefore stores the logits of a block once, and no distribution. Verification reads a few entries of
-each position and all entries of one position. Where a rule reads everything, XLA computes the distributions in the same
-pass. The logits keep their padding, and `LogitPair.whole` cuts it off, so a rule sees entries of real tokens only.
+Programs on TPUs use this form. A probability follows from a logit and a few numbers per position, such as the maximum
+of the logits and the sum of their exponentials. So a round stores the logits of a block once, and no probabilities.
+Verification then computes a few probabilities at each position, and all of them at one position. If a rule reads all
+probabilities of every position, XLA computes them in the same pass as the rule. The logits include the vocabulary's
+padding, and `LogitPair.whole` cuts it off, so a rule sees only real tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Numbers(NamedTuple):
 
     Attributes:
         peak: the largest logit.
-        total: the sum of the kept entries' weights `exp((x - peak) * cool)`.
+        total: the sum of the weights `exp((x - peak) * cool)` of the entries that top-k and top-p keep.
         cool: 1 / temperature; 1 in greedy rows.
         choice: the token of a greedy row, -1 in other rows.
         lowest, last: the smallest kept logit, and the last index at which an equal logit is kept (top-k, top-p).
@@ -43,7 +44,10 @@ class Numbers(NamedTuple):
 
 COUNT = len(Numbers._fields)
 TILES = (512, 256, 128)
-"""Widths of the tiles in which a token is searched. A wide tile needs fewer sums along a register's lanes."""
+"""Possible widths of tiles, in vocabulary entries; drawing a token first finds its tile, then its place in the tile.
+
+The widest suitable width is chosen, because wide tiles need fewer sums across the lanes of a TPU's registers.
+"""
 
 
 def blank(rows: int, places: int, vocab_size: int) -> LogitLaws:
@@ -66,10 +70,10 @@ def of_logits(logits: Array, sampling: Sampling) -> LogitLaws:
 
 
 def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[LogitLaws, Array]:
-    """Returns the distributions of logits `[B, V]`, and a token of each, int32 `[B]`, drawn with `uniform` `[B]`.
+    """Returns the distributions of logits `[B, V]`, and one token drawn from each, int32 `[B]`.
 
-    The tokens are those of `core.sampling.sample`. One pass over the logits gives the sums of all tiles, and with them
-    the sum that divides the distribution.
+    With the same random numbers `uniform` `[B]`, `core.sampling.sample` draws the same tokens. One pass over the logits
+    computes the mass of every tile, and from these masses the sum that normalises the distribution.
     """
     logits = logits.astype(jnp.float32)
     peak = logits.max(-1, keepdims=True)
@@ -77,7 +81,7 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[LogitLaws,
     def identity(x: Array) -> tuple[Array, Array]:
         sums = _cumulative(jnp.exp(x - peak))
         token = _search(x, sums, uniform, lambda tile, _: jnp.exp(tile - peak))
-        # XLA would compute a sum of the tiles' sums in a further pass over all entries
+        # the last cumulative sum is the total; if the tiles were summed once more, XLA would read all entries again
         return _packed(peak, x.shape[-1], total=sums.upto[:, -1:]), token
 
     def greedy(x: Array) -> tuple[Array, Array]:
@@ -96,10 +100,11 @@ def drawn(logits: Array, sampling: Sampling, uniform: Array) -> tuple[LogitLaws,
 
 
 def _switch(sampling: Sampling, branches: tuple[Callable[[Array], Any], ...], logits: Array) -> Any:
-    """Calls the branch that suits all rows: `S` is the identity, or greedy, or anything else.
+    """Calls one of three `branches` for the whole batch.
 
-    Sums are computed inside a branch, because XLA would move a part of a sum before the switch into its branches, and
-    write that part to memory.
+    The first is called if the transform `S` is the identity in every row, the second if every row is greedy, and the
+    third otherwise. Each branch computes its own sums. XLA would split a sum that precedes the switch, move one part
+    into the branches, and write the other part to memory.
     """
     case = jnp.where(jnp.all(sampling.temperature <= 0.0), 1, jnp.where(jnp.all(is_identity(sampling)), 0, 2))
     with jax.named_scope("identity_greedy_or_scaled"):
@@ -107,9 +112,10 @@ def _switch(sampling: Sampling, branches: tuple[Callable[[Array], Any], ...], lo
 
 
 def _packed(peak: Array, size: int, **numbers: Array) -> Array:
-    """Returns `Numbers` side by side, float32 `[..., 6]`; those that are not given keep all entries and are not greedy.
+    """Returns the fields of `Numbers` as one array, float32 `[..., 6]`.
 
-    Selects with constant masks become one operation.
+    Fields that are not given get the values of a position that is not greedy and keeps all entries. Each field is
+    written by a select with a constant mask, because XLA fuses such selects into one operation.
     """
     usual = {"peak": 0.0, "total": 1.0, "cool": 1.0, "choice": -1.0, "lowest": -np.inf, "last": float(size)}
     row = np.array([usual[name] for name in Numbers._fields], np.float32)
@@ -120,7 +126,7 @@ def _packed(peak: Array, size: int, **numbers: Array) -> Array:
 
 
 def _mixed(peak: Array, sampling: Sampling, logits: Array) -> Array:
-    """Returns the packed numbers of rows that may differ in their settings."""
+    """Returns the packed `Numbers` of rows that may differ in temperature, top-k and top-p, float32 `[..., 6]`."""
     heat, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     # greedy rows divide by 1 instead of 0; their distribution follows from `choice` alone
     cool = jnp.broadcast_to(1.0 / jnp.where(heat <= 0.0, 1.0, heat), peak.shape)
@@ -149,14 +155,15 @@ def _ends(logits: Array, peak: Array, cool: Array, top_k: Array, top_p: Array) -
     size, indices = logits.shape[-1], _iota(logits)
     weights = _weights(logits, peak, cool)
     kept = keep_largest(weights, jnp.ones_like(weights), jnp.where(top_k > 0, top_k, float(size)))
-    # top-p applies to what top-k leaves, relative to the sum of its weights (docs/methods.md, section 1)
+    # top-p applies to the entries that top-k keeps, relative to the sum of their weights (docs/methods.md, section 1)
     of_top_k = jnp.where(kept, weights, 0.0)
     need = jnp.minimum(top_p, 1.0) * of_top_k.sum(-1, keepdims=True)
     kept &= keep_largest(of_top_k, of_top_k, need) | (top_p >= 1.0)
     # Ties go to the lowest index, so the smallest kept logit and its last kept index tell which entries are kept.
     lowest = jnp.where(kept, logits, jnp.inf).min(-1, keepdims=True)
     last = jnp.where(kept & (logits == lowest), indices, -1).max(-1, keepdims=True).astype(jnp.float32)
-    # Two logits may have equal weights after rounding. The sum is that of the entries which `_scaled` keeps.
+    # After rounding, different logits may have equal weights, so `kept` and `_kept` can differ. The sum uses `_kept`,
+    # because `scaled` does.
     total = jnp.where(_kept(logits, lowest, last, indices), weights, 0.0).sum(-1, keepdims=True)
     return total, lowest, last
 
@@ -167,12 +174,15 @@ def _kept(logits: Array, lowest: Array, last: Array, indices: Array) -> Array:
 
 
 def numbers_of(laws: LogitLaws) -> Numbers:
-    """Returns the numbers of each position."""
+    """Unpacks the `Numbers` of each position from the array `laws.numbers`."""
     return Numbers(*(laws.numbers[..., place : place + 1] for place in range(COUNT)))
 
 
 def raw_total(laws: LogitLaws, sampling: Sampling) -> Array:
-    """Returns the sum of `exp(x - peak)`, float32 `[..., 1]`, which divides the raw distribution."""
+    """Returns the sum of `exp(x - peak)`, float32 `[..., 1]`, which normalises the raw distribution.
+
+    If `sampling` changes nothing in any row, the sum is already stored and is not computed again.
+    """
     numbers = numbers_of(laws)
 
     def summed(x: Array) -> Array:
@@ -189,7 +199,7 @@ def raw(laws: LogitLaws, total: Array) -> Array:
 
 
 def scaled(laws: LogitLaws, indices: Array | None = None) -> Array:
-    """Returns the distribution that tokens are drawn from, float32 like the logits.
+    """Returns the distribution that tokens are drawn from, float32, with the shape of the logits.
 
     Args:
         laws: the logits and their numbers.
@@ -218,7 +228,10 @@ def _at(laws: LogitLaws, indices: Array) -> LogitLaws:
 
 
 def draw(masses: Array, uniform: Array) -> Array:
-    """Draws tokens as `core.sampling.sample` does, from float32 `[B, V]`, in tiles that a TPU need not copy."""
+    """Draws a token from each row of `masses`, float32 `[B, V]`, as `core.sampling.sample` does; returns int32 `[B]`.
+
+    It splits the rows into tiles in a way that needs no copy on a TPU.
+    """
     # padding has mass 0, which is never drawn
     missing = -masses.shape[-1] % TILES[-1]
     masses = jnp.pad(masses, [(0, 0), (0, missing)]) if missing else masses
@@ -226,7 +239,7 @@ def draw(masses: Array, uniform: Array) -> Array:
 
 
 class _Sums(NamedTuple):
-    """The masses of tiles, float32 `[B, tiles]`: of each tile, and of all tiles up to each, inclusive."""
+    """The masses of tiles, float32 `[B, tiles]`: `inside` each tile, and cumulative `upto` and including each tile."""
 
     inside: Array
     upto: Array
@@ -238,15 +251,16 @@ def _cumulative(masses: Array) -> _Sums:
 
 
 def _in_tiles(values: Array) -> Array:
-    """Returns values `[B, V]` as `[B / 8, 8, tiles, width]`, which has the same place in a TPU's memory."""
-    # a register holds eight rows of 128 entries; with the rows in one axis, a TPU would copy the array to split it
+    """Reshapes values `[B, V]` to `[B / 8, 8, tiles, width]`, which a TPU stores in the same order as `[B, V]`."""
+    # a register holds eight rows of 128 entries; if rows were not grouped by eight, a TPU would copy the array
     group = 8 if len(values) % 8 == 0 else 1
     return values.reshape(len(values) // group, group, -1, _width(values))
 
 
 def _width(values: Array) -> int:
     size = values.shape[-1]
-    # Four times a width, so that tiles lie within the parts of a vocabulary that is split over four devices.
+    # Widths with `size % (4 * width) == 0` come first: if four devices share the vocabulary, no tile then lies on two
+    # devices.
     fitting = [width for width in TILES if size % (4 * width) == 0] + [width for width in TILES if size % width == 0]
     return fitting[0] if fitting else size
 
@@ -305,7 +319,7 @@ class LogitPair:
 
     def at_tokens(self, tokens: Array) -> LawPair:
         """Returns the probabilities of `tokens` `[...]`, arrays `[..., 1]`."""
-        # entries are looked up before anything is computed, so that nothing is computed for the whole vocabulary
+        # the logits of the tokens are looked up first, so that no probability of another token is computed
         indices = tokens[..., None]
         draft, target = (_at(laws, indices) for laws in (self.draft, self.target))
         return replace(self, draft=draft, target=target, indices=indices).whole()
@@ -313,8 +327,8 @@ class LogitPair:
     def at_position(self, positions: Array) -> LogitPair:
         """Returns the pair at one position of each row of a block, int32 `[B]`, with arrays `[B, V]`.
 
-        It reads all positions and adds up those that are selected. On a TPU, a gather of whole rows would first copy
-        the block.
+        It sums over all positions, with zeros at those that are not selected. On a TPU, a gather along this axis would
+        first copy the block.
         """
 
         def select(values: Array) -> Array:
@@ -327,12 +341,12 @@ class LogitPair:
         return pair
 
     def whole(self) -> LawPair:
-        """Returns all distributions; arrays that nothing reads are not computed in a compiled program."""
+        """Computes all distributions; a compiled program omits those that the caller does not read."""
         q, p = self._real(raw(self.draft, self.draft_total)), self._real(raw(self.target, self.target_total))
         q_tilde, p_tilde = (self._real(scaled(laws, self.indices)) for laws in (self.draft, self.target))
         x, n = self.target.logits, numbers_of(self.target)
         distance = self._real(x - n.peak)
-        # entries that were cut off are exactly 0, which only the probabilities show
+        # entries that greedy decoding, top-k or top-p removes have probability 0, which their logits do not show
         cut = (n.choice >= 0) | (n.lowest > -jnp.inf)
         logs = LogPair(
             q=jnp.log(q),
@@ -347,5 +361,5 @@ class LogitPair:
 
 
 def as_law_pair(pair: LawPair | LogitPair) -> LawPair:
-    """Returns the `LawPair` of either kind of pair."""
+    """Returns `pair` as a `LawPair`, which holds probabilities; a `LogitPair` is converted."""
     return pair.whole() if isinstance(pair, LogitPair) else pair

@@ -85,7 +85,7 @@ def check_own(noun: str, name: object) -> None:
     """Raises a `ValueError` if the name of a user's model or drafter is not a string or has another meaning already."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{noun} has the name {shown(name)}: give it a string as its name")
-    # The settings `drafters` and `others` also accept methods and `module.NAME`, so such names would be ambiguous.
+    # The settings `drafters` and `others` also accept names of methods and `module.NAME`, so these would be ambiguous.
     if name in (TARGET, DRAFT) or "." in name:
         meaning = "a dot separates module.NAME of an imported drafter" if "." in name else "this is a method's name"
         raise ValueError(f"{noun} has the name {name!r}, but {meaning}: rename it")

@@ -72,9 +72,10 @@ class DraftedBlock(NamedTuple):
     """A block that a model drafted in one call (`BlockModel`).
 
     Attributes:
-        logits: float32 `[B, turns, V]`, after the pending token and after each drafted one.
-        tokens: int32 `[B, turns]`, each drawn from the logits at its place.
-        cache: the cache, of the length before the call; its slots hold the tokens that were fed.
+        logits: float32 `[B, turns, V]`, after the pending token and after each drafted one that was fed.
+        tokens: int32 `[B, turns]`; token `j` was drawn from `logits[:, j]`.
+        cache: the cache. Its slots contain the tokens that were fed, but its length is still the one before the call,
+            so the caller must set it.
     """
 
     logits: Array
@@ -99,16 +100,20 @@ class BlockModel(LanguageModel, Protocol):
         temperature: Array,
         turns: int,
     ) -> DraftedBlock:
-        """Feeds known tokens, then draws tokens and feeds them, up to `turns` after the first known one.
+        """Feeds the pending token, draws a token, feeds it, and so on: `turns` tokens are fed and drawn.
+
+        If the previous round kept all its drafts, the cache may also lack the token before the pending one. It is then
+        fed first.
 
         Args:
             params: the model's parameters.
             cache: the model's cache.
-            tokens: int32 `[B, 2]`, the missed token and the pending one.
-            missed: bool `[B]`, whether a row's cache lacks its missed token.
-            uniforms: float32 `[B, G]`, random numbers in [0, 1) of the draws; a draw without a number is meaningless.
+            tokens: int32 `[B, 2]`, the token that the cache may lack, and the pending one.
+            missed: bool `[B]`, whether a row's cache lacks the first of `tokens`.
+            uniforms: float32 `[B, G]`, random numbers in [0, 1) for the draws; tokens after the first `G` are
+                meaningless.
             temperature: float32 `[B]`; 0 is greedy.
-            turns: how many tokens are fed after the missed one.
+            turns: how many tokens are fed, beginning with the pending one (static).
         """
 
 
@@ -179,14 +184,18 @@ class LayeredModel(Protocol):
 
 @runtime_checkable
 class AttachedModel(Protocol):
-    """A draft model that belongs to one target, whose states or cache it reads, and that cannot write without it."""
+    """A draft model that reads the hidden states or the cache of one target, and cannot draft without that target."""
 
     @property
     def about(self) -> str:
         """Describes the model in one line: what it drafts, and what it reads of its target."""
 
     def attached(self, params: Params, target: BoundModel) -> BoundModel:
-        """Returns the model for this target, which may lend it parameters; raises `ValueError` if it does not fit."""
+        """Returns the model with all its parameters, some of which it may take from the target (as an embedding).
+
+        Raises:
+            ValueError: the model does not fit the target.
+        """
 
     def check(self, target: BoundModel) -> None:
         """Raises a `ValueError` if the model does not fit the target."""
@@ -207,12 +216,12 @@ class TargetHead(AttachedModel, Protocol):
         """Returns a cache that has consumed `prompt.length - 1` tokens, from the prompt's states `[B, P, L, D]`."""
 
     def read(self, params: Params, cache: Cache, tokens: Array, hidden: Array, length: Array, active: Array) -> Cache:
-        """Returns the cache after a round, in which the target has read the kept tokens.
+        """Returns the head's cache after a round, updated with the target's hidden states of the kept tokens.
 
         Args:
             params: the head's parameters.
-            cache: the cache after drafting.
-            tokens: int32 `[B, G]`, the block, whose first tokens were kept.
+            cache: the head's cache after drafting.
+            tokens: int32 `[B, G]`, the drafted block; its first tokens were kept.
             hidden: `[B, G + 1, L, D]`, as `Outcome.hidden`.
             length: int32 `[B, 2]`, the rows' lengths before and after the round.
             active: bool `[B]`, the rows that took part.
@@ -324,8 +333,8 @@ class Outcome:
         rejected: bool `[B]`, whether a draft token was rejected.
         active: bool `[B]`, whether the row took part in the round.
         features: float `[B, G + 1, D]`, the target's final hidden states at the pending token and at the block's
-            tokens, zero where the target did not score. `None` unless `Drafter.reads_features`, and also when an outer
-            engine commits tokens to the drafter of an inner engine.
+            tokens, zero where the target did not score. `None` unless `Drafter.reads_features`. In a hierarchy of
+            engines, it is also `None` when an outer engine commits tokens to an inner engine's drafter.
         path: int32 `[B, N + 1]`, the tree entries on the accepted path, entry 0 first; `None` unless the drafts form a
             tree (`core.trees`).
         hidden: float `[B, G + 1, L, D]`, the target's hidden states after the layers that the drafter names. Entry `j`
@@ -487,7 +496,7 @@ class Planner(_Drafting, Protocol):
 
     Attributes:
         block: the longest block of any drafter.
-        adaptive, reads_features: False.
+        adaptive, reads_features: always False.
 
     Examples:
         >>> from dataclasses import dataclass

@@ -33,7 +33,10 @@ bits of purposes 0 to 3, and stored results stay valid.
 """
 
 STAGES = 8
-"""The number of levels for outermost engines: usually only level 0 is used, but sequence cascades run more engines."""
+"""The number of levels that are reserved for outermost engines, which draft for no other engine.
+
+Usually there is one of them, at level 0. A sequence cascade runs several, one after the other.
+"""
 
 
 def root(seed: Array | int) -> Array:
@@ -73,7 +76,7 @@ class RoundKeys:
         row: one key per row, uint32 `[B, 2]`.
         round: each row's round counter, int32 `[B]`.
         length: each row's number of tokens, int32 `[B]`.
-        behind: how many slots at the start of the block belong to another drafter; slots are counted after them.
+        behind: how many slots at the start of the block another drafter fills; this drafter's slot 0 follows them.
     """
 
     row: Array

@@ -115,7 +115,7 @@ def _laws(logits: Array, sampling: Sampling) -> tuple[Laws, Array]:
     # Both conditions are about the whole batch, because one branch is chosen for all rows.
     identity, greedy = jnp.all(is_identity(sampling)), jnp.all(sampling.temperature <= 0.0)
     # All branches of a switch must return the same shapes, so a branch that does not compute the maximum or the token
-    # returns zeros (`without`, `none`) instead.
+    # returns zeros in its place: `without` or `none`.
     without, none = jnp.zeros(logits.shape[:-1], jnp.float32), jnp.zeros(logits.shape[:-1], jnp.int32)
 
     def cold(x: Array) -> tuple[Array, Array, Array]:
@@ -184,7 +184,8 @@ def log_laws(logits: Array, scaled: Array, sampling: Sampling) -> Buffers:
     heat, top_p, top_k = (expand(x, logits.ndim) for x in (sampling.temperature, sampling.top_p, sampling.top_k))
     cold = heat <= 0.0
     whole = jax.nn.log_softmax((logits - logits.max(-1, keepdims=True)) / jnp.where(cold, 1.0, heat), axis=-1)
-    # Entries that were cut off are exactly 0, which only `scaled` shows. Rows without a cut use the logits.
+    # Entries that greedy decoding, top-k or top-p removes have probability 0, which only `scaled` shows. Other rows use
+    # the more exact logs from the logits.
     cut = cold | (top_k > 0) | (top_p < 1.0)
     return Buffers(jax.nn.log_softmax(logits, axis=-1), jnp.where(cut, jnp.log(scaled), whole))
 
@@ -223,8 +224,8 @@ def _truncate(laws: Array, top_k: Array, top_p: Array) -> Array:
     # Top-k comes first. Top-p then applies to the remaining entries after renormalisation (docs/methods.md, section 1).
     kept = laws * keep_largest(laws, ones, jnp.where(top_k > 0, top_k, float(laws.shape[-1])))
     laws = jnp.where(top_k > 0, kept / kept.sum(-1, keepdims=True), laws)
-    # For top-p the weights are the probabilities. Their sum can differ from 1 by rounding, so top-p is multiplied by
-    # it.
+    # For top-p the weights are the probabilities. Rounding can make their sum differ from 1, so top-p is multiplied by
+    # the sum.
     kept = laws * keep_largest(laws, laws, jnp.minimum(top_p, 1.0) * laws.sum(-1, keepdims=True))
     return jnp.where(top_p < 1.0, kept / kept.sum(-1, keepdims=True), laws)
 
@@ -310,7 +311,7 @@ def first_with_mass(beyond: Array, mass: Array) -> Array:
     entry of mass 0.
     """
     indices = jax.lax.broadcasted_iota(jnp.int32, mass.shape, mass.ndim - 1)
-    # If the caller's `uniform` is close to 1, rounding can leave no entry beyond the threshold. The last entry with
+    # If the caller's random number is close to 1, rounding can leave no entry beyond the threshold. The last entry with
     # nonzero mass is then the right one.
     last = jnp.where(mass > 0, indices, 0).max(-1)
     return jnp.minimum(jnp.where(beyond & (mass > 0), indices, mass.shape[-1]).min(-1), last)

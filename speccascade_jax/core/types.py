@@ -26,7 +26,7 @@ Params = Any
 DTYPES = ("float32", "bfloat16", "float16", "int8")
 """The dtypes that parameters may be loaded in; int8 matrices have one scale per column."""
 STORED = "stored"
-"""The value of `draft_dtype` that keeps the checkpoint's dtype if this neither changes results nor costs time."""
+"""The value of the setting `draft_dtype` that loads a draft in its checkpoint's dtype, if this is as exact and fast."""
 
 
 @flax.struct.dataclass
@@ -43,8 +43,8 @@ class Packed:
         columns: `N` (static).
         turned: whether the parameter is the transpose of the matrix, as for an embedding that also computes the logits
             (static).
-        stacked: whether every panel is a matrix `[K, P]` of its own, as for experts; the parameter then has the shape
-            of `panels`, and `N` counts the columns of all matrices (static).
+        stacked: whether every panel is a separate matrix `[K, P]`, as for the experts of a mixture; the parameter then
+            has the shape of `panels`, and `N` counts the columns of all matrices (static).
     """
 
     panels: jax.Array
@@ -99,7 +99,7 @@ class Packed:
 
 
 def is_packed(leaf: Any) -> bool:
-    """Returns whether a leaf is a `Packed` matrix; `jax.tree` functions take it as `is_leaf`, to keep one whole."""
+    """Returns whether a leaf is a `Packed` matrix; as `is_leaf` of `jax.tree` functions, it makes `Packed` a leaf."""
     return isinstance(leaf, Packed)
 
 
@@ -276,8 +276,8 @@ class Controls:
         stop_threshold: the stop policy's threshold (for `Confidence`, the α_f of BiLD).
         draft, target: the settings of the sampling transforms `S_d` and `S_t`.
         inner: the controls of each engine that drafts for this one, nested as those engines are.
-        rule: int32 `[B]`, the place of the rule among those of the program (`rules.one_of`), the same for all rows;
-            `None` if the program has one rule.
+        rule: int32 `[B]`, the index of the rule to use, the same in all rows, if the compiled program contains several
+            rules (`rules.one_of`); `None` if it contains one rule.
 
     Examples:
         >>> import speccascade_jax as sc
@@ -362,7 +362,8 @@ class Draft:
         spent: int32 `[B]`, how many tokens were drafted, if that is more than `length`. In a tree of drafts
             (`core.trees`), `length` is the length of a path, `tokens` contains all nodes, and entry `n + 1` of the
             distributions is the one after node `n`.
-        logits: the distributions as logits; `q` and `q_tilde` are then stubs `[B, 1, 1]` until the block is verified.
+        logits: the distributions as logits (`core.logit_laws`); until the block is verified, `q` and `q_tilde` are then
+            placeholders `[B, 1, 1]`. `None` if `q` and `q_tilde` hold the distributions.
 
     Examples:
         >>> import numpy as np
@@ -391,7 +392,7 @@ class Draft:
     @property
     def laws(self) -> Laws:
         """The buffers that hold the block's distributions; the next round reuses them."""
-        # only `ModelDrafter` and the engine, which know of them, meet buffers of logits
+        # buffers of logits (`LogitLaws`) are only passed to `ModelDrafter` and the engine, which handle both types
         return Laws(self.q, self.q_tilde, self.logs) if self.logits is None else cast(Laws, self.logits)
 
 
