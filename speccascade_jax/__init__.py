@@ -25,7 +25,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used (PEP 562), so that modules without JAX can be imported without it."""
+    """Imports a public name when it is first used (PEP 562), so that importing the package alone does not load JAX."""
     if name == "checkpoints":
         return importlib.import_module("speccascade_jax.checkpoints")
     if name not in _NAMES:

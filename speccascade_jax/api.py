@@ -42,10 +42,10 @@ class DecodeOutput:
             its prompt, spaces included.
         tokens: int32 `[B, max_new_tokens]`, 0 after the end.
         lengths: int32 `[B]`, the number of tokens in each row, including a stop id.
-        stats: the measures of METHODS section 9 over the rows that did not fail; its entry `rows` holds the counters
-            per row.
-        failed: the rows with NaN or infinite logits, with the model and the position (`engine.generate.Failure`); their
-            outputs end there. Empty if no row failed.
+        stats: the measures that docs/methods.md, section 9, defines, over the rows that did not fail; `stats["rows"]`
+            holds the counters of each row.
+        failed: for each row with NaN or infinite logits, the row, the model and the position
+            (`engine.generate.Failure`); the row's output ends there. Empty if no row failed.
         generation: the raw result of the engine.
         trace: if requested, for each row the tokens that were proposed, kept and rejected, with their probabilities
             (`results.store.trace.Trace`); a notebook shows a trace in colours.
@@ -105,7 +105,7 @@ def _in_one_line(value: Any) -> str:
 
 
 def _counts(stats: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the measures of `_SHOWN` with their names, except undefined ones: a target alone has no drafts."""
+    """Yields the measures of `_SHOWN` as texts, except undefined ones: without drafts there is no acceptance rate."""
     for name, form in _SHOWN.items():
         if stats.get(name) is not None:
             yield form.format(stats[name])
@@ -132,14 +132,14 @@ def decode(
         prompts: texts (`prompts.text_ids` converts them to ids), or token ids: `[B, P]` or a list of lists (a flat list
             is a single prompt).
         messages: in place of prompts, a conversation (a list of `{"role": "user", "content": "text"}`) or a list of
-            conversations. The chat template beside the tokenizer writes each as a prompt, as `apply_chat_template` of
-            transformers does, and the end of its turns is a stop id too.
+            conversations. The chat template that is stored beside the tokenizer turns each of them into a prompt, as
+            `apply_chat_template` of transformers does. The token that ends a turn becomes a stop id.
         template_variables: further variables of the chat template, such as `{"enable_thinking": False}`.
         max_new_tokens: the largest number of tokens to generate.
         seed: the random seed; the random bits of a row depend only on the seed and its example id.
         example_ids: `[B]`, default `0 … B − 1`; rows with the same id have the same random bits.
-        stop_ids: ids that end a row; default: those of the vocabulary, or none without a vocabulary. With messages
-            also the piece that the template writes after an answer (`ChatTemplate.end_of_turn`).
+        stop_ids: ids that end a row; by default those of the vocabulary, or none without a vocabulary. With `messages`,
+            the token that the chat template writes after an answer also ends a row (`ChatTemplate.end_of_turn`).
         trace: whether to return a trace for every row; the tokens are the same, and the call takes longer.
         settings: the method, its rule and drafters, and sampling; `help(speccascade_jax.extend.Settings)` describes
             each setting.
@@ -278,10 +278,14 @@ def target_law(
     if q_logits.shape != p_logits.shape:
         raise ValueError(f"q_logits have shape {q_logits.shape} and p_logits {p_logits.shape}: pass equal shapes")
     for name, logits in (("draft", q_logits), ("target", p_logits)):
-        # A row whose largest logit is not finite is an error, as in `decode`; other logits of -inf only mask a token.
+        # A position whose largest logit is not finite is an error, as in `decode`. A logit of -inf beside finite ones
+        # only masks a token.
         if (bad := ~np.isfinite(np.asarray(logits).max(-1, initial=-np.inf))).any():
             row = ", ".join(map(str, np.argwhere(bad)[0])) or "the only row"
-            raise FloatingPointError(f"the {name} model's logits have NaN or infinity, or only -inf, at [{row}]")
+            raise FloatingPointError(
+                f"the {name} model's logits have NaN or infinity, or only -inf, at [{row}]: "
+                "each position needs a finite largest logit"
+            )
     lead = p_logits.shape[:-1]
     rows = math.prod(lead)
     chosen.check_temperatures(temperature, draft_temperature)

@@ -40,7 +40,8 @@ class StreamedToken:
     Attributes:
         id: the token's id in the vocabulary; a stop id is streamed too.
         text: the text that the token adds; all texts joined are the output of `decode`. It is empty without a
-            vocabulary and for a stop id. Of the bytes of a character, only the last one has a text.
+            vocabulary and for a stop id. If a character takes several tokens, the last of them has the character as its
+            text, and the others have none.
         source: "draft" (drafted and kept), "replaced" (by the target, after a rejection), "bonus" (after a fully kept
             block) or "target" (nothing was drafted); always "draft" if the draft writes alone.
         round: the round that committed the token, from 0.
@@ -78,8 +79,8 @@ def stream(
     """Streams the tokens that `decode` would return for one prompt, as they are committed.
 
     Nothing is computed before the first token is requested, and a caller may drop the iterator before its end. The
-    function compiles once for each engine, padded prompt length and `max_new_tokens`. Other values of α, temperature or
-    seed compile nothing.
+    function compiles once for each combination of models, method, padded prompt length and `max_new_tokens`. Other
+    values of α, temperature or seed compile nothing.
 
     Args:
         pair: the models, from `load_pair` or made by hand.
@@ -128,13 +129,13 @@ def stream(
 
 
 class _Round(NamedTuple):
-    """The part of a round that the host receives.
+    """The results of a round that are copied to the host.
 
     Attributes:
         tokens: the committed tokens of the round.
-        sources: the sources of these tokens.
+        sources: the sources of these tokens, as indices into `SOURCES`.
         done: whether it was the last round.
-        failed_at: `[1, 2]`, as in `Generation`.
+        failed_at: int `[1, 2]`, the positions of the first non-finite logits of target and draft, -1 if there are none.
     """
 
     tokens: list[int]
@@ -172,9 +173,10 @@ _Step = Callable[[Params, DecodeState, Controls], tuple[DecodeState, Array]]
 
 
 def _one_round(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> tuple[DecodeState, Array]:
-    """Runs one round; returns the state, and int32 `[4 + 2 (G + 1)]` for `_unpack`.
+    """Runs one round; returns the state, and the round's results in one array, int32 `[4 + 2 (G + 1)]`.
 
-    The distributions of the round are not returned, so XLA does not keep them.
+    The array holds the number of committed tokens, whether the row is done, two positions of failures, the tokens and
+    their sources; `_unpack` reads it. The distributions of the round are not returned, so XLA does not keep them.
     """
     state, turn = one_round(engine, params, state, controls)
     head = jnp.stack([turn.num_new[0], state.done[0].astype(jnp.int32), *state.failed_at[0]])
@@ -187,7 +189,7 @@ _step = partial(jax.jit, static_argnames="engine", donate_argnames="state")(_one
 def _with_free_layout(
     decoder: Decoder, params: Params, state: DecodeState, controls: Controls
 ) -> tuple[_Step, DecodeState]:
-    """Returns the program of `_free_round`, which is compiled if it is new, and the state in the program's layout."""
+    """Returns the program of `_free_round`, compiled on first use, and the state in that program's memory layout."""
     key = tuple(leaf.shape for leaf in jax.tree.leaves(state))
     if key not in decoder.rounds:
         compiled = _free_round(decoder.require_engine(), params, state, controls)
@@ -197,9 +199,10 @@ def _with_free_layout(
 
 
 def _free_round(engine: Engine, params: Params, state: DecodeState, controls: Controls) -> jax.stages.Compiled:
-    """Compiles `_one_round` with the layout of the state that the compiler chooses, the same before and after a round.
+    """Compiles `_one_round` and lets XLA choose the memory layout of the state, the same before and after a round.
 
-    With the layout of arrays in Python, a TPU copies values of heads of 128 and more at both ends of every round.
+    With JAX's default layout, a TPU would copy the cached values of attention heads of size 128 and more at the
+    beginning and at the end of every round.
     """
     free = jax.tree.map(lambda leaf: Format(Layout.AUTO, leaf.sharding), state)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
@@ -235,7 +238,7 @@ def _tokens(
 def compilations() -> int:
     """Returns how many programs `stream` has compiled in this process.
 
-    There are two programs for each engine, padded prompt length and `max_new_tokens`. On a TPU, only the first of them
-    is counted.
+    There are two programs for each engine, padded prompt length and `max_new_tokens`: one reads the prompt, and one
+    runs a round. On a TPU, only the first of them is counted.
     """
     return _init._cache_size() + _step._cache_size()  # type: ignore[attr-defined]
