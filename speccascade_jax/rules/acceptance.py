@@ -71,7 +71,10 @@ class SoftRatio(TokenWise):
 
     def __post_init__(self) -> None:
         if self.rule.name != "sd_reference":
-            raise ValueError(f"acceptance 'soft_ratio' works only with rule 'sd_reference', got {self.rule.name!r}")
+            raise ValueError(
+                f"acceptance 'soft_ratio' works only with rule 'sd_reference', got {self.rule.name!r}: choose "
+                "accept='speculative' for this rule"
+            )
 
     def __call__(self, pair: LawPair, alpha: Array) -> Acceptance:
         """Returns the kept mass and the residual of the ratio `p̃/q`; neither depends on `alpha`."""

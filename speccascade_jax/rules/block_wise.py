@@ -68,12 +68,12 @@ class BlockWise(Speculative):
 
     @property
     def _bounded(self) -> bool:
-        """Whether the rule has bounds, `kept` and `at_most`, which often determine `π` at a token at little cost."""
+        """Whether the rule defines both `kept` and `at_most`, cheap bounds that often determine `π` at a token."""
         return self.rule.kept is not None and self.rule.at_most is not None
 
     @property
     def _solved(self) -> bool:
-        """Whether `π` at one token costs as much as at all tokens; all of `π` is then computed once."""
+        """Whether computing `π` at one token costs as much as at all tokens; `π` is then computed once for all."""
         return self.rule.deferral is None and not self.rule.lossless and not self._bounded
 
     def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
@@ -118,7 +118,7 @@ class BlockWise(Speculative):
         low, high = (jnp.where(within, ratio[:, :-1], 0.0) for ratio in (low, high))
 
         def asked(ratio: Array, known: Array) -> Array:
-            """Returns where `π` must be computed, bool `[B, G]`; only the first such position of each row is used."""
+            """Returns where `π` must be computed, bool `[B, G]`; only the first position of each row is used."""
             may_be_kept = uniforms < _chances_of(jnp.where(known, ratio, high))
             wanted = jax.lax.cummax(may_be_kept[:, 1:].astype(jnp.int32), axis=1, reverse=True) > 0
             return ~known & wanted & (_chances_of(ratio)[:, :-1] < 1)
@@ -136,7 +136,7 @@ class BlockWise(Speculative):
         return _chances_of(ratio)
 
     def _chance(self, after: LawPair, law: Array, reached: Array) -> Array:
-        """Returns `h_i`, float32 `[B]`, from the distributions `[B, V]` after `x_i`."""
+        """Returns `h_i` of the algorithm above, float32 `[B]`, from the distributions `[B, V]` after `x_i`."""
         remaining = self._mass(after, law, reached).sum(-1)
         total = remaining + (1.0 - reached)
         return jnp.where(total == 0, 1.0, remaining / jnp.where(total == 0, 1.0, total))

@@ -25,15 +25,15 @@ from speccascade_jax.rules.verification import (
 
 
 class _Walk(NamedTuple):
-    """Each row's position on its way through the tree.
+    """The progress of each row's verification through the tree, along one path from the root.
 
     Attributes:
         entry: int32 `[B]`, the tree entry that the row has reached.
         kept: int32 `[B]`, the number of tokens kept so far.
         path: int32 `[B, N + 1]`, entry 0 and the entries of the kept tokens.
-        walking: bool `[B]`, whether the row's path may still grow.
+        walking: bool `[B]`, whether the row's path may still grow; False after the last kept token.
         rejected: bool `[B]`, whether all children of the path's last entry were rejected.
-        law: float32 `[B, V]`, the distribution of the token after the path, if the path has ended.
+        law: float32 `[B, V]`, the distribution of the token after the path; meaningless while the path may grow.
     """
 
     entry: Array
@@ -85,7 +85,7 @@ class BranchWise(Speculative):
         return Verdict(end.kept, end.rejected, final, law, end.path)
 
     def _level(self, walk: _Walk, pair: LawPair, draft: Draft, uniforms: Array, alpha: Array) -> _Walk:
-        """Tries the children of every walking row's entry, one after the other."""
+        """Tries the children of the entry that each row has reached, one after the other; keeps at most one of them."""
         here = at_position(pair, walk.entry)
         with jax.named_scope("rule"):
             target_law = self.law(here, alpha[:, None])

@@ -1,4 +1,4 @@
-"""A check of a user's rule before its first use: its functions must return valid decisions or distributions."""
+"""A check of a user's rule before its first use: the rule's functions must return valid decisions or distributions."""
 
 import functools
 from typing import Any
@@ -37,11 +37,14 @@ def check(rule: Rule) -> None:
         arguments = pair, np.full(pair.greedy.shape, alpha, np.float32)
         returned = jax.tree.map(np.asarray, tried(*arguments))
         _check_values(rule, pair, alpha, returned)
-        # Arranged as blocks, the same positions must give the same result. Otherwise the rule reads other positions or
-        # rows.
+        # The same positions, arranged as rows of blocks, must give the same result. If they do not, the rule's result
+        # at a position depends on other positions or rows.
         folded = tried(*jax.tree.map(lambda x: x.reshape(2, -1, x.shape[-1]), arguments))
         if np.abs(folded["law"].reshape(returned["law"].shape) - returned["law"]).max() > _NEAR:
-            raise ValueError(f"rule {rule.name!r}: its result at a position depends on other positions or rows")
+            raise ValueError(
+                f"rule {rule.name!r}: its result at a position depends on other positions or rows: "
+                "reduce over axis -1 only"
+            )
 
 
 def _check_shapes(rule: Rule, part: str) -> bool:
@@ -108,7 +111,10 @@ def _alphas(rule: Rule) -> tuple[float, ...]:
 
 
 def _laws(greedy_only: bool) -> LawPair:
-    """Returns test distributions `[N, V]`, sampled and greedy: equal pairs, different pairs, pairs with zeros."""
+    """Returns test pairs of draft and target distributions `[N, V]`: equal ones, different ones, and some with zeros.
+
+    Each pair occurs with a greedy draft and, unless `greedy_only`, also with a sampled draft.
+    """
     rng = np.random.default_rng(0)
     spread = (0.02, 0.3, 0.3, 1.0)  # from nearly certain to nearly even
     q, p = (np.asarray([rng.dirichlet(np.full(_ENTRIES, weight)) for weight in spread], np.float32) for _ in range(2))

@@ -110,7 +110,8 @@ def lossy(beta: float = 1.0) -> Rule:
     if not beta > 0:
         raise ValueError(f"beta={beta} must be positive; 1 is the usual choice")
     name = "lossy" if beta == 1.0 else f"lossy_beta_{beta:g}"
-    # with β > 1 the residual may be empty; replacements then come from p̃, and π exceeds the ceiling p̃/(1 − α)
+    # If β > 1, the residual may be 0 everywhere. Replacements then come from p̃, so π can exceed the ceiling p̃/(1 − α)
+    # on which the two shortcuts rely.
     kept, at_most = (laws.kept_below_ceiling, laws.lossy_at_most(beta)) if beta <= 1.0 else (None, None)
     alpha = Alpha(grid=(0.0, 0.9), domain=(max(0.0, 1.0 - beta), 1.0), useful=(0.0, 1.0), typical=0.4)
     law, variant = laws.lossy_with(beta), "Lossy" if beta == 1.0 else f"Lossy, β {beta:g}"
@@ -125,7 +126,7 @@ def random_accept(pair: LawPair, alpha: Array) -> Array:
 _cascade = partial(Rule, title="SpecCascade")
 _ANY, _POSITIVE = (-math.inf, math.inf), (0.0, math.inf)
 
-# The upper end of sweeps of τ. A bounded divergence ends at its largest value, the others at a practical value.
+# The largest τ of default sweeps: the largest value of a bounded divergence, or a practical value for an unbounded one.
 _LARGEST = {"js": 1.0, "js_reference": 2.0, "kl": 10.0, "kl_reversed": 10.0, "tv": 1.0}
 
 
@@ -212,8 +213,7 @@ _ROWS = (
     _cascade(name="opt_log", deferral=opt_log, alpha=_SIGNED(useful=_ANY, typical=0.2), variant="OPTLog"),
     _cascade(name="token_v1", deferral=token_v1, alpha=_SIGNED(typical=0.3), variant="TokenV1"),
     _cascade(name="token_v2", deferral=token_v2, alpha=Alpha(typical=0.3), variant="TokenV2"),
-    # an even grid would be unwise, because hardly anything is deferred over most of the range of α (docs/methods.md,
-    # section 3)
+    # the values are not evenly spaced, because the output hardly changes over most of the range of α
     _cascade(
         name="token_v3", deferral=token_v3, variant="Token",
         alpha=Alpha(typical=0.9, swept=(0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)),

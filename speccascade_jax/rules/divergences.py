@@ -1,4 +1,6 @@
-"""Divergences between the distributions `p` and `q`, which fuzzy speculative decoding compares with τ.
+"""Divergences between the target's distribution `p` and the draft's `q`, for fuzzy speculative decoding.
+
+Fuzzy decoding keeps a draft token where the divergence is below a threshold τ.
 
 A divergence is a constant times a sum over the vocabulary of a function of `p(v)` and `q(v)` alone. A new divergence is
 one function and one row in `DIVERGENCES`. By convention, `0 log 0 = 0` and `p log(p/0) = ∞`. Formulas: docs/methods.md,
@@ -102,24 +104,28 @@ def divergence(
         return _over(DIVERGENCES[name], laws)
     need = jnp.full((*p.shape[:-1], 1), min(top_k, p.shape[-1]), jnp.float32)
     inside = keep_largest(_ranked(laws[0]), jnp.ones_like(p), need)
-    # outside the top tokens both distributions are set to 0, so the term is 0
+    # both distributions are set to 0 outside the top tokens, so those terms of the sum are 0
     top = [Law(jnp.where(inside, law.mass, 0.0), jnp.where(inside, law.log, -jnp.inf)) for law in laws]
     return _over(DIVERGENCES[name], top, [_together(law, ~inside) for law in laws])
 
 
 def _over(divergence: Divergence, *parts: Sequence[Law]) -> Array:
-    """Returns the divergence of two distributions that are split into parts; each part is a pair `(p, q)`."""
+    """Returns the divergence of two distributions, `[..., 1]`; their entries may be split into several `parts`.
+
+    Each part is a pair `(p, q)` of some of the entries.
+    """
     terms, scale, largest, _ = divergence
     value = jnp.maximum(scale * sum(terms(*part).sum(-1, keepdims=True) for part in parts), 0.0)
     if math.isinf(largest):
         return value
-    # without a common token the value is exactly `largest`: τ may equal it, so rounding must not reduce the value
+    # if no token has mass in both distributions, the divergence is exactly `largest`; τ may be equal to `largest`, so
+    # rounding must not reduce the value
     overlap = sum(jnp.minimum(p.mass, q.mass).sum(-1, keepdims=True) for p, q in parts)
     return jnp.where(overlap > 0, jnp.minimum(value, largest), largest)
 
 
 def _ranked(law: Law) -> Array:
-    """Returns numbers >= 0 that sort like the probabilities, or like their logs where float32 probabilities are 0."""
+    """Returns numbers >= 0 that sort like the probabilities; where these are 0 in float32, like their logs."""
     below = jnp.where(law.log > -jnp.inf, 1e-9 / (1.0 + jnp.maximum(-law.log, 0.0)), 0.0)
     return jnp.where(law.mass > 0, law.mass * 2.0**100, below)
 

@@ -47,7 +47,7 @@ def deferral_mass(deferred: Array, pair: LawPair) -> Array:
 def at_tokens(values: Values, tokens: Array) -> Values:
     """Looks up `tokens` `[...]` in every array `[..., V]` or `[..., 1]` of `values`; returns arrays `[..., 1]`.
 
-    Look tokens up before computing with the arrays: to look up one entry of an expression, XLA computes the expression
+    Call this before computing with the arrays. If one entry of a computed array is looked up, XLA computes that array
     for the whole vocabulary.
     """
     if isinstance(values, LogitPair):
@@ -127,10 +127,11 @@ def lossy_with(beta: float) -> TargetLaw:
 
 
 def kept_below_ceiling(pair: LawPair, alpha: Array) -> Array:
-    """Returns `min(q̃, π) = min(q̃, p̃/(1−α))`, the mass that `lossy` and `lossy_tuned` keep.
+    """Returns `min(q̃, π) = min(q̃, p̃/(1−α))`, the mass that the rules `lossy` and `lossy_tuned` keep.
 
-    The equation holds because a token whose ceiling `p̃/(1−α)` is below `q̃` gets no mass from replacements: `p̃/β` and
-    `b p̃` are at most the ceiling. So no sum over the vocabulary is needed.
+    It needs no sum over the vocabulary. The equation holds because a token with `p̃/(1−α) < q̃` gets no mass from
+    replacements. These come from `max(0, p̃/β − q̃)` in `lossy` and from `max(0, b p̃ − q̃)` in `lossy_tuned`, and both
+    `p̃/β` and `b p̃` are at most `p̃/(1−α)`.
     """
     return jnp.minimum(pair.q_tilde, pair.p_tilde / (1.0 - alpha))
 
@@ -158,7 +159,7 @@ def lossy_tuned(pair: LawPair, alpha: Array) -> Array:
     excess = jnp.maximum(q - ceiling, 0.0).sum(-1, keepdims=True)
 
     def root_of_piece(b: Array) -> Array:
-        """Returns the root of the equation if its right side were linear everywhere, as it is around `b`."""
+        """Returns the root that the equation would have if its right side were linear with its slope at `b`."""
         piece = b * p > q
         slope = jnp.where(piece, p, 0.0).sum(-1, keepdims=True)
         drawn = jnp.where(piece, q, 0.0).sum(-1, keepdims=True)

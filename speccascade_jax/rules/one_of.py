@@ -1,4 +1,4 @@
-"""Several verifiers in one compiled program, of which every call runs one."""
+"""A verifier that contains several others, so that one compiled program serves several rules; each call uses one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ from speccascade_jax.rules.verification import TokenWise, Verdict
 class OneOf:
     """Verifiers of one kind that share a compiled program; `Controls.rule` says which one runs (`jax.lax.switch`).
 
-    A round under a rule takes a few operations, and a program has more than a thousand, so a sweep over rules compiles
-    its models once. The engine reads flags of its verifier when it is traced. So the verifiers must agree in them.
+    A rule adds a few operations to a program that has more than a thousand, so it is cheap to compile all rules of a
+    sweep into one program, and the models are compiled once. The engine reads the flags of its verifier, such as
+    `lossless`, while JAX traces the program. So all verifiers must have the same flags.
 
     Raises:
         ValueError: the verifiers differ in their kind or in a flag.
@@ -38,7 +39,9 @@ class OneOf:
 
     def __post_init__(self) -> None:
         if len(set(map(kind, self.verifiers))) != 1:
-            raise ValueError(f"{self.name} cannot share a program: their flags or acceptances differ")
+            raise ValueError(
+                f"{self.name} cannot share a program: their flags or acceptances differ; use an engine for each"
+            )
 
     @property
     def name(self) -> str:
@@ -57,7 +60,7 @@ class OneOf:
 
     @property
     def defers(self) -> bool:
-        """Whether each verifier has deferrals to count."""
+        """Whether the rule of each verifier has a deferral function."""
         return self.verifiers[0].defers
 
     @property
@@ -67,7 +70,7 @@ class OneOf:
 
     @property
     def joint(self) -> bool:
-        """Whether each verifier examines a block as a whole."""
+        """Whether each verifier decides about all tokens of a block jointly."""
         return self.verifiers[0].joint
 
     def chosen(self, place: Array) -> "Chosen":
@@ -76,16 +79,17 @@ class OneOf:
 
 
 def kind(verifier: TokenWise) -> tuple[Any, ...]:
-    """Returns what verifiers of one program must agree in: their acceptance and the flags that an engine reads."""
+    """Returns the properties in which all verifiers of a program must agree: their class and the flags."""
     flags = verifier.reads_q, verifier.lossless, verifier.defers, verifier.reads_logs, verifier.joint
     return type(verifier), *flags
 
 
 @dataclass
 class Chosen:
-    """The verifier that a traced number selects, with what an engine calls in one round.
+    """The verifier with index `place` among those of `all`, for one round; `place` is a traced number.
 
-    Deferrals are computed in the branch of `verify`, where XLA shares work between the two.
+    `verify` must be called before `deferred`. It computes the deferrals too, because XLA then shares work between them
+    and the verdict.
     """
 
     all: OneOf
@@ -104,13 +108,14 @@ class Chosen:
 
         short: Verdict
         short, self.counted = self._switch(decided)
-        # Only traces read the distributions. XLA removes a whole switch that nothing reads, but no output of one.
-        # A user's law may be int or float16, and all branches need one dtype.
+        # `law` has a switch of its own, because only traces read it: XLA removes a switch that is not read, but cannot
+        # remove one of several outputs. The conversion is needed because all branches must return the same dtype, and
+        # a user's law may return int or float16.
         return short._replace(law=self._switch(lambda verifier: verdict(verifier).law.astype(jnp.float32)))
 
     def deferred(self, pair: LawPair, alpha: Array, tokens: Array) -> tuple[Array, Array]:
         """Returns the deferrals of the block that `verify` has decided."""
-        assert self.counted is not None, "verify comes first"
+        assert self.counted is not None, "call verify before deferred"
         return self.counted
 
     def _switch(self, branch: Callable[[TokenWise], Any]) -> Any:

@@ -16,7 +16,7 @@ from speccascade_jax.rules.laws import DeferralRule, TargetLaw
 
 End = float | str
 SLACK = 1e-3
-"""The distance by which a number may lie outside its useful range without a warning; sweeps round to 3 decimals."""
+"""The distance by which a number may lie outside its useful range without a warning, as sweeps round to 3 decimals."""
 
 
 def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
@@ -27,7 +27,7 @@ def ends(bounds: tuple[End, End], vocab_size: int) -> tuple[float, float]:
 
 
 BEYOND = "beyond it hardly anything changes; is this intended?"
-"""The last words of a warning about a number outside its useful range."""
+"""The end of every warning about a number outside its useful range."""
 
 
 def beyond(name: str, owner: str, values: Any, useful: tuple[float, float]) -> str:
@@ -131,7 +131,7 @@ def _first_line(function: Any) -> str:
 
 def _source_name(function: Any) -> str:
     """Returns the module and the name of a function, or of a callable object's class."""
-    # `functools.partial` is not what a reader looks for, and an object has no name
+    # a `functools.partial` is replaced by the function in it, and an object, which has no name, by its class
     function = getattr(function, "func", function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__.partition('.<locals>')[0]}"
@@ -145,10 +145,10 @@ class Rule:
         name: the name in gin, records and tables.
         deferral: the deferral function `r(pair, alpha)`; `None` if the rule is defined by `law`.
         law: the target distribution `π(pair, alpha)`; `None` if it follows from `deferral`.
-        kept: the function `min(q̃, π)`, if at a token `v` it depends on `q̃(v)`, `p̃(v)` and α alone. A block is then
-            decided by looking up its tokens, without a pass over the vocabulary.
-        at_most: an upper bound of `π`, if there is one that depends on `q̃(v)`, `p̃(v)` and α alone. Together with
-            `kept` it often determines `π(v)`, so block verification needs fewer passes (`block_wise`).
+        kept: an optional function `min(q̃, π)(pair, alpha)`, for rules whose value at a token `v` depends on `q̃(v)`,
+            `p̃(v)` and α alone. Draft tokens are then verified without a pass over the vocabulary.
+        at_most: an optional upper bound of `π`, with the same arguments and the same condition. Together with `kept` it
+            often determines `π(v)`, so block verification makes fewer passes over the vocabulary (`block_wise`).
         alpha: the domain of α; `None` if the rule has no α.
         reads_q: whether `π` depends on the draft's distribution; if not, the draft makes no pass for the bonus
             position.
@@ -190,7 +190,7 @@ Source: speccascade_jax.rules.deferral.chow)
 
     def __post_init__(self) -> None:
         if (self.law is None) == (self.deferral is None):
-            raise ValueError(f"rule {self.name!r} needs exactly one of a deferral function and a law")
+            raise ValueError(f"rule {self.name!r} needs exactly one of a deferral function and a law: give one of them")
 
     def __repr__(self) -> str:
         """Returns one line: the name, the first sentence of the function's docstring, α's values, the function."""

@@ -22,7 +22,8 @@ class Verdict(NamedTuple):
         num_kept: int32 `[B]`, the number of accepted draft tokens.
         rejected: bool `[B]`, whether a draft token was rejected.
         final: int32 `[B]`, the token after the kept ones: a replacement or a bonus.
-        law: float32 `[B, G + 1, V]`, the distribution of the token at each position, if it is committed.
+        law: float32 `[B, G + 1, V]`, the distribution of the token that is committed at each position, given the
+            tokens before it; meaningless where none is committed.
         path: int32 `[B, N + 1]`, the entries of a tree on the kept path, entry 0 first (`core.trees`); `None` for a
             plain block.
 
@@ -47,7 +48,8 @@ class Verifier(Protocol):
 
     Attributes:
         name: the name for errors and records.
-        reads_q: whether `π` depends on the draft's distribution, so that a bonus from `π` takes one more draft pass.
+        reads_q: whether `π` depends on the draft's distribution; if so, a bonus token drawn from `π` needs one more
+            pass of the draft.
         lossless: whether `π = p̃`.
         defers: whether `deferred` returns anything but zeros.
         reads_logs: whether the verifier reads exact logs of the draft's distributions (`Rule.reads_logs`).
@@ -105,7 +107,7 @@ class Verifier(Protocol):
 
     @property
     def joint(self) -> bool:
-        """Whether the verifier examines a block as a whole."""
+        """Whether the verifier decides about all tokens of a block jointly."""
         ...
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
@@ -244,7 +246,7 @@ class TokenWise:
         return Verdict(num_kept, rejected, draw_behind(final_law, keys, num_kept, rejected, draw), law)
 
     def _law_at(self, here: LawPair, law: Array, position: Array, alpha: Array) -> Array:
-        """Returns `π` `[B, V]` at one position of each row, `position` `[B]`, from the distributions `here`."""
+        """Returns `π` `[B, V]` at one position of each row, int32 `[B]`; `here` holds the distributions there."""
         return self.law(here, alpha[:, None])
 
     def _replacement(self, last: LawPair, law: Array, alpha: Array, reached: Array) -> Array:
@@ -252,15 +254,16 @@ class TokenWise:
         return self(last, alpha).replacement
 
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
-        """Returns how many draft tokens are kept, int32 `[B]`, and `_replacement`'s argument `reached`, `[B]`, here 1.
+        """Returns how many draft tokens are kept, int32 `[B]`, and the argument `reached` of `_replacement`, `[B]`.
 
-        A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept.
+        A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept. `reached` is 1 here;
+        joint verification needs other values (`BlockWise`).
         """
         batch, block = draft.tokens.shape
         ones = jnp.ones((batch,), jnp.float32)
         if block == 0:
             return jnp.zeros((batch,), jnp.int32), ones
-        # Padding the tokens costs less than cutting the bonus position off `pair`.
+        # The tokens get a dummy at the bonus position, because cutting that position off `pair` would cost more.
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])
         with jax.named_scope("rule"):
             kept_at = self.kept_at(pair, alpha[:, None, None], tokens)[:, :block]
@@ -307,7 +310,10 @@ def entry_at(values: Array, positions: Array) -> Array:
 def draw_behind(
     law: Array, keys: rngs.RoundKeys, positions: Array, rejected: Array, draw: Callable[[Array, Array], Array] = sample
 ) -> Array:
-    """Draws the token after the kept ones from `law`, int32 `[B]`, with the random bits of its slot and purpose."""
+    """Draws the token after the kept ones, int32 `[B]`, from its distribution `law` `[B, V]`.
+
+    Its random bits depend on its position in the block, and on whether it is a replacement or a bonus.
+    """
     uniform = keys.uniform(positions, jnp.where(rejected, rngs.REPLACE, rngs.BONUS))
     with jax.named_scope("sampling"):
         return draw(law, uniform)
@@ -339,8 +345,8 @@ class ByArm:
 
     `Draft.arm` tells which arm wrote a row's block. Equal verifiers run once.
 
-    The rule of a row depends on its drafter, which cannot be known from the distributions at a position. So `law`
-    raises an error, and deferrals are not counted.
+    A row's rule depends on its drafter. `law` gets only the distributions at a position, from which the drafter cannot
+    be told, so it raises an error. Deferrals are not counted.
     """
 
     verifiers: tuple[Verifier, ...]
@@ -372,12 +378,12 @@ class ByArm:
 
     @property
     def joint(self) -> bool:
-        """Whether any verifier examines a block as a whole."""
+        """Whether any verifier decides about all tokens of a block jointly."""
         return any(verifier.joint for verifier in self.verifiers)
 
     def verify(self, pair: LawPair, draft: Draft, keys: rngs.RoundKeys, alpha: Array, bonus: str) -> Verdict:
         """Verifies each row's block with the verifier of the arm (drafter) that wrote the block."""
-        assert draft.arm is not None, "blocks must say which arm wrote them: SelectedDrafter(tells_arm=True)"
+        assert draft.arm is not None, "Draft.arm must say which arm wrote a block: use SelectedDrafter(tells_arm=True)"
         first, *remaining = dict.fromkeys(self.verifiers)
         merged = first.verify(pair, draft, keys, alpha, bonus)
         for verifier in remaining:
