@@ -124,7 +124,7 @@ class Tally:
         return Counters(**single, deferred=real[:, 0], **dict(pairs))
 
     def plus(self, counters: Counters) -> Tally:
-        """Returns the tally plus `counters`, which may come from an engine with shorter blocks."""
+        """Returns the sum of the tally and `counters`; these may have fewer positions, if their blocks are shorter."""
         block = self.real.shape[1] // 2  # `real` has `1 + 2 G` columns
 
         def wide(name: str) -> Array:
@@ -139,7 +139,11 @@ class Tally:
 def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
     """Returns the tally with the counts of one round added; rows that did not take part add nothing.
 
-    `defers` tells whether the rule has a deferral, so that `turn.eta` is meaningful.
+    Args:
+        old: the tally before the round.
+        turn: the record of the round.
+        defers: whether the rule has a deferral; otherwise `turn.eta` is not counted.
+        bonus: the engine's setting for the token after a fully kept block ("rule", "target" or "none").
     """
     # factors of 0 or 1 remove the counts of rows that did not take part, without a select per counter
     active = turn.active.astype(jnp.int32)
@@ -152,7 +156,7 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
     decided = defers & (jnp.arange(block + 1)[None] < turn.num_new[:, None])
     # whether the target itself drew a token
     target_drew = (turn.rejected | (bonus != "none") | (turn.draft.length == 0)) & ~turn.unverified
-    # a tree has more drafted tokens than its path, and each of them took a position in the target's call
+    # all tokens of a draft tree count, not only those on the kept path, because the target scored all of them
     spent = turn.draft.length if turn.draft.spent is None else turn.draft.spent
     new = Counters(
         rounds=active,
@@ -179,7 +183,7 @@ def count_round(old: Tally, turn: Round, defers: bool, bonus: str) -> Tally:
 
 def _deferral(turn: Round, bonus: str) -> Array:
     """Returns float32 `[B, G + 1]`, the probability that a token drafted at a position is deferred to the target."""
-    # after the block there is no draft to defer: the token comes from the target (counted as 1) or from the rule
+    # the token after the block was not drafted; if it comes from `p̃`, it counts as deferred (1), otherwise as `eta`
     after_block = jnp.arange(turn.tokens.shape[1])[None] >= turn.draft.length[:, None]
     theirs = after_block & (bonus == "target")
     if turn.draft.lawful is not None:
@@ -198,8 +202,8 @@ def summarise(stats: Counters, lengths: Any = None, *, rows: Any = None, draft_a
         stats: counters per row, from a `Generation`.
         lengths: the output lengths; if they are given, their sum must equal `committed`.
         rows: a bool or index array that selects rows, for example to leave out the padding rows of the last batch.
-        draft_alone: whether the draft model decoded alone, as the engine's target. Its calls then count as draft
-            steps.
+        draft_alone: whether the draft model decoded alone. The engine then ran it in the target's place, so its calls
+            were counted as target calls, and are reported as draft steps.
 
     Returns:
         Counts, ratios (`None` if the denominator is 0), `by_position` lists, and `inconclusive`, which is true if
@@ -223,9 +227,10 @@ def level_counters(inner: Any) -> list[Counters]:
 
 
 def tail_steps(inner: Any) -> list[Any]:
-    """Returns the draft steps `[B]` of the tail of each engine's drafter (`AppendedDrafter`), outermost engine first.
+    """Returns the draft steps `[B]` of each tail, a model that appends tokens to a drafter's block (`AppendedDrafter`).
 
-    The entry of a drafter without a tail is `None`.
+    In a hierarchy of engines, there is one entry for each engine's drafter, the outermost engine first. The entry of a
+    drafter without a tail is `None`.
     """
     return [level.get("tail_steps") for level in _levels(inner)]
 
@@ -245,7 +250,10 @@ def _total(counts: Any, chosen: np.ndarray | None) -> Any:
 
 
 def per_example(stats: Counters, *, draft_alone: bool = False) -> dict[str, list[int]]:
-    """Returns the counts per row for each name in `PER_EXAMPLE`; for `draft_alone` see `summarise`."""
+    """Returns the counts that results store for every example (`PER_EXAMPLE`): one list of a number per row for each.
+
+    For `draft_alone` see `summarise`.
+    """
     counts = {name: np.asarray(getattr(stats, name)).tolist() for name in PER_EXAMPLE}
     if draft_alone:
         counts |= {"draft_steps": counts["target_calls"], "target_calls": [0] * len(counts["committed"])}

@@ -1,6 +1,7 @@
-"""The engine and its round: draft → score → accept or replace → commit or roll back. `engine.loop` loops over rounds.
+"""The engine, which runs one round: draft → score → accept or replace → commit or roll back.
 
-Methods differ in the drafter, stop policy and verifier that are plugged in. The loop is the same for all.
+`engine.loop` loops over rounds. Methods differ in the drafter, stop policy and verifier that the engine contains; the
+loop is the same for all.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -52,7 +53,7 @@ BONUSES = ("rule", "target", "none")
 
 
 def check_bonus(bonus: str) -> None:
-    """Raises a ValueError for an unknown bonus; the message names the choices."""
+    """Raises a ValueError for an unknown value of the setting `bonus`; the message names the choices."""
     if bonus not in BONUSES:
         raise ValueError(f"unknown bonus {bonus!r}: choose one of {', '.join(BONUSES)}")
 
@@ -72,8 +73,8 @@ class DecodeState:
         target_cache: the target's cache. Invariant: it has consumed exactly `length − 1` tokens; the last committed
             token is pending and is fed with the next block.
         drafter: the drafter's state.
-        laws: buffers for the block's draft distributions, which the drafter writes. With a planner, each phase has its
-            own buffers.
+        laws: buffers for the block's draft distributions, which the drafter writes. With a planner they are
+            placeholders, because each phase (a run of rounds with one drafter) makes its own buffers.
         tally: statistics per row in packed form; `counters` unpacks them.
         failed_at: int32 `[B, 2]`, position of the first non-finite logits of (target, draft), or -1.
     """
@@ -98,9 +99,14 @@ class DecodeState:
 
 
 class Drafted(NamedTuple):
-    """A block that the target has not scored yet.
+    """A drafted block before the target scores it, and the state after drafting.
 
-    `unverified` bool `[B]`: whether the row's block is committed as drafted (`Engine.verify_final`).
+    Attributes:
+        draft: the block.
+        drafter: the drafter's new state.
+        target_cache: the target's cache, which a drafter may have changed.
+        keys: the round's random bits.
+        unverified: bool `[B]`, whether the row's block is committed without verification (`Engine.verify_final`).
     """
 
     draft: Draft
@@ -138,13 +144,16 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_bonus(self.bonus)
-        # without drafts `q` is a buffer with a single entry, so a rule would read zeros and raise no error
+        # if nothing is drafted, `q` is a placeholder of one entry, and a rule that reads it would silently get zeros
         if self.block == 0 and self.verifier.reads_q:
             raise ValueError(
                 f"rule {self.verifier.name!r} reads the draft's distribution, but there is no drafter: use spec_decode"
             )
         if self.tree != getattr(self.verifier, "tree", None):
-            raise ValueError("tree drafts need a verifier of the same tree (rules.branching.BranchWise)")
+            raise ValueError(
+                "a drafter of trees needs a verifier of the same tree, and other drafters need one without a tree: "
+                "for trees, use rules.branching.BranchWise"
+            )
         # before verification a tree's tokens do not form one sequence, so there is no block to commit unverified
         if self.tree is not None and not self.verify_final:
             raise ValueError("tree drafts are always verified: set verify_final=True")
@@ -172,8 +181,8 @@ class Engine:
 
     @property
     def round_drafter(self) -> Drafter:
-        """The drafter of this engine's rounds; an engine with a planner has none, because each phase has an engine."""
-        assert not isinstance(self.drafter, Planner), "a planner drafts in phases: see engine.loop"
+        """The drafter, which must not be a planner: with a planner, each phase runs an engine with its own drafter."""
+        assert not isinstance(self.drafter, Planner), "an engine with a planner has no drafter: run it by engine.loop"
         return self.drafter
 
     @property
@@ -190,8 +199,8 @@ class Engine:
     def complete(self) -> bool:
         """Whether the drafter must give its distribution at the bonus position.
 
-        If so, the drafter takes one more pass per round, which also feeds the block's last token to its cache.
-        Otherwise that token is fed at the start of the next round (`models.teacher_forcing.catch_up`).
+        If so, the draft model makes one more pass per round, in which it also reads the block's last token. Otherwise
+        it reads that token at the start of the next round (`models.teacher_forcing.catch_up`).
         """
         return self.bonus == "rule" and self.verifier.reads_q
 
@@ -208,15 +217,15 @@ class Engine:
         """Prefills the target and the drafter, and returns the state before the first round.
 
         Args:
-            params: `{"target", "drafter"}`.
+            params: the parameters, `{"target": …, "drafter": …}`.
             prompt: the prompts, `[B, P]`.
-            rng: a random key.
+            rng: the generation's random key.
             example_ids: int32 `[B]`; a row's random bits depend on its id only.
             max_new_tokens: the number of new tokens for which the buffers have room (static).
             level: this engine's number in a hierarchy of engines (`core.rngs`); random bits depend on it.
             taken_back: how many tokens, beyond this engine's own blocks, an outer engine may roll the caches back.
         """
-        # `block` is the longest block that may occur; without the draft model's parameters a planner never drafts
+        # `block` is the longest block that can occur with these parameters
         (rows, width), block = prompt.tokens.shape, self._longest(params)
         room = max_new_tokens + block + 1  # a block is scored and written before it is cut to the limit
         back = taken_back + block + 1  # a windowed cache must keep the entries that a rollback makes visible again
@@ -246,18 +255,18 @@ class Engine:
         )
 
     def _longest(self, params: Params) -> int:
-        """Returns the longest block that can occur; with these parameters a planner may choose only some drafters."""
+        """Returns the longest block that can occur; a planner without the draft model's parameters never drafts."""
         if self.planner is None:
             return self.block
         return max(self.planner.drafters[place].block for place in self.planner.places(params["drafter"]))
 
     @property
     def _keeps_logits(self) -> bool:
-        """Whether a block's distributions stay logits (`core.logit_laws`), as they do for plain blocks on a TPU."""
+        """Whether a block's distributions are stored as logits (`core.logit_laws`), as for plain blocks on a TPU."""
         if not platforms.uses_kernels() or self.planner is not None or self.tree is not None:
             return False
         simple = self.verify_final and not self.drafter.adaptive and not self.verifier.reads_logs
-        # a subclass may read the distributions of the block that it inherits, so the mark is not inherited
+        # the drafter's own class must set `leaves_logits`: a subclass that inherits it may expect probabilities
         return simple and bool(vars(type(self.drafter)).get("leaves_logits", False))
 
     def blank_laws(self, rows: int) -> Laws | LogitLaws:
@@ -299,9 +308,9 @@ class Engine:
         """Calls the target on a block's first `width` positions.
 
         Returns:
-            The distributions `[B, width, V]`; whether logits are non-finite, bool `[B, width]`; the target's final
-            hidden states `[B, width, D]` and its states after `layers`, `[B, width, L, D]`, each `None` unless the
-            drafter reads it; the target's cache.
+            Five values: the distributions `[B, width, V]`; whether logits are non-finite, bool `[B, width]`; the
+            target's final hidden states `[B, width, D]`; its hidden states after the `layers`, `[B, width, L, D]`; and
+            its cache. Hidden states are `None` unless the drafter reads them.
         """
         draft = cut(drafted.draft, width)
         # the last committed token is not in the cache yet, so it is fed first; `G` drafts give `G + 1` distributions
@@ -310,7 +319,8 @@ class Engine:
             tokens = jnp.concatenate([pending, draft.tokens], axis=1)
             out, cache = scoring.extended(self.target, self.tree, params["target"], cache, tokens, self.layers)
             size = self.target.vocab_size
-            # entries that pad the vocabulary must get no probability; a `LogitPair` cuts them off where it is read
+            # the logits of vocabulary padding are cut off, so that padding gets no probability; a `LogitPair` does this
+            # itself
             logits = out.logits[..., :size] if draft.logits is None else out.logits
         with jax.named_scope("sampling"):
             pair: LawPair | LogitPair
@@ -356,14 +366,17 @@ class Engine:
             return replace(self._commit(params, state, drafted, judged, turn, failed_at), laws=laws), turn
 
     def _judged(self, params: Params, state: DecodeState, drafted: Drafted, controls: Controls) -> Judged:
-        """Scores and verifies the block with the narrowest target call that fits, or with none if no row needs it."""
+        """Scores and verifies the block; the target scores only as many positions as the longest draft needs.
+
+        If no row's block needs verification, the target is not called.
+        """
 
         def judge(width: int, cache: Cache) -> Judged:
-            # with a single width there is no loop, so XLA cannot move computations out of it
+            # `_tied` keeps computations inside the loop of each width; with a single width there is no loop
             block = self._tied(state, drafted, cache) if len(choices) > 1 else drafted
             draft = cut(block.draft, width)
             pair, bad, features, hidden, cache = self.score(params, state, block, controls, width, cache)
-            # other verifiers, and all rules, read probabilities
+            # the verifiers in this table also accept logits; all others get probabilities
             reads_logits, verifier = type(self.verifier) in VERIFIERS.values(), self._verifier_of(controls)
             with jax.named_scope("verify"):
                 compared: Any = pair if reads_logits else as_law_pair(pair)
@@ -382,32 +395,36 @@ class Engine:
         return judged._replace(verdict=scoring.kept_whole(judged.verdict, drafted.draft, drafted.unverified))
 
     def _verifier_of(self, controls: Controls) -> Verifier | Chosen:
-        """Returns the verifier of this call; the controls name one if the program serves several rules."""
+        """Returns the verifier; if the program contains several (`OneOf`), the controls say which one."""
         if not isinstance(self.verifier, OneOf):
             return self.verifier
         assert controls.rule is not None, "set Controls.rule: this program serves several rules"
         return self.verifier.chosen(controls.rule[0])
 
     def _widths(self) -> tuple[int, ...]:
-        """Returns the numbers of positions that a target call may have; a drafter may define its own."""
+        """Returns the numbers of positions for which target calls are compiled; a drafter may define its own."""
         drafter_widths: tuple[int, ...] = getattr(self.drafter, "scored_widths", ())
         return drafter_widths or scoring.widths(self.block) if self.drafter.adaptive else (self.block + 1,)
 
     def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
         """Makes the block depend on the cache, so that XLA does not move computations out of a loop.
 
-        Each width has a loop, and only the loop of the chosen width runs. XLA moves everything that iterations do not
-        change out of a loop. Without the dependency it would therefore compute the random bits and gathers of all
-        widths. The distributions are left out of the dependency, because the barrier would copy them.
+        Each width of the target call has a loop of at most one iteration, and only the loop of the chosen width runs
+        (`scoring.by_width`). XLA moves everything that iterations do not change out of a loop. Without the dependency,
+        every round would therefore compute the random bits and gathers of all widths. The distributions are not made
+        dependent, because the optimization barrier would copy them.
         """
-        # the round counter is included, because all random bits of the round are derived from it
+        # the round counter is made dependent too, because all random bits of the round are derived from it
         tied = drafted.draft.tokens, state.rounds, self.target.consumed(cache)
         tokens, rounds, _ = jax.lax.optimization_barrier(tied)
         keys = self.round_keys(replace(state, rounds=rounds))
         return drafted._replace(draft=replace(drafted.draft, tokens=tokens), keys=keys)
 
     def _cut(self, state: DecodeState, drafted: Drafted, judged: Judged) -> Round:
-        """Returns the round's record: the kept tokens and one more are committed, up to a stop id or the limit."""
+        """Returns the round's record, which says which tokens are committed.
+
+        These are the kept tokens and the one after them, up to the first stop id or the length limit.
+        """
         draft, verdict = drafted.draft, judged.verdict
         kept = verdict.num_kept
         slots = jnp.arange(self.block + 1, dtype=jnp.int32)[None]
@@ -491,7 +508,8 @@ class Engine:
 
 
 def _appended(tokens: Array, new: Array, length: Array) -> Array:
-    """Returns the rows' tokens `[B, S]` with `new` `[B, G + 1]` from each row's `length` on."""
-    # One row is one write on every platform, and a CPU writes several rows faster than it reads all their slots.
+    """Writes `new` `[B, G + 1]` into `tokens` `[B, L]`, in each row from its `length` on; returns int32 `[B, L]`."""
+    # `write_few_slots` reads all slots of the rows. This pays on a TPU with several rows only: a single row is written
+    # at once on every platform, and a CPU writes several rows faster than it reads all their slots.
     few = platforms.platform() == "tpu" and len(length) > 1
     return write_few_slots(tokens, new, length) if few else write_slots(tokens, new, length, axis=1)

@@ -26,8 +26,10 @@ class Generation:
         lengths: int32 `[B]`, the numbers of output tokens, the stop id included.
         stats: `Counters` per row.
         inner: statistics of engines inside the drafter, or `None`.
-        failed_at: int32 `[B, 2]`, see `DecodeState`.
-        record: the results of the `record` function, one entry per round, `[max_new_tokens, …]`; `None` without it.
+        failed_at: int32 `[B, 2]`, the positions of the first non-finite logits of target and draft, -1 if there are
+            none.
+        record: the results of the argument `record`, a function of a round, stacked along a first axis of
+            `max_new_tokens` rounds; `None` if no function was given.
         num_rounds: int32 scalar, the number of rounds.
     """
 
@@ -60,24 +62,25 @@ def generate(
 
     Args:
         engine: the static components: target, drafter, verifier.
-        params: `{"target", "drafter"}`.
+        params: the parameters of the models, `{"target": …, "drafter": …}`.
         prompt: the prompts, right-padded, `[B, P]`.
         seed: an integer.
         controls: α, temperatures and other numbers, one per row.
         max_new_tokens: the length limit of outputs (static).
-        record: a module-level function that reduces a `Round` to a pytree of arrays to be kept.
+        record: a function that reduces a `Round` to a pytree of arrays, which are returned for every round (static). It
+            should be defined at module level, because a new function object compiles a new program.
         example_ids: the ids that determine the rows' random bits, `[B]`, by default `0 … B − 1`.
-        level: a part of every row's random key (static). Two generations with the same seed and ids need different
-            levels if they must not use the same random bits.
+        level: a number that is part of every row's random key (static). Give different levels to two generations with
+            the same seed and ids that must not share random bits.
         most_rounds: the number of rounds after which the generation ends, finished or not; used by measurements.
 
     Returns:
-        A `Generation`. Non-finite logits don't raise here: see `raise_on_failure`.
+        A `Generation`. Non-finite logits do not raise an error here; `raise_on_failure` checks for them.
     """
     ids, seed = row_ids(example_ids, prompt), argument(seed, np.uint32)
     static = {"max_new_tokens": max_new_tokens, "record": record, "level": level}
     if most_rounds is None and engine.planner is not None:
-        most_rounds = MOST  # an ordinary run then uses the same program as a timed run with fewer rounds
+        most_rounds = MOST  # so that an ordinary run uses the same compiled program as a timed run with fewer rounds
     # without a limit the argument is left out, because even an infinite limit would cost an operation in every round
     limit = {} if most_rounds is None else {"most_rounds": argument(most_rounds, np.int32)}
     generation: Generation = _generate(engine, params, prompt, seed, controls, ids, **limit, **static)
@@ -95,7 +98,7 @@ def row_ids(example_ids: Any, prompt: Prompt) -> Any:
 
 
 class _Traced:
-    """A counter of the traces of `_generate`; JAX traces it once for each compiled program."""
+    """A counter of how often JAX traced `_generate`, which it does once for each compiled program."""
 
     programs = 0
 
@@ -158,9 +161,9 @@ def compiled_for(
     max_new_tokens: int,
     options: dict[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """Compiles the program that `generate` runs and returns it; arrays may be given as `jax.ShapeDtypeStruct`s.
+    """Compiles the program that `generate` runs, without running it, and returns it.
 
-    `options` are options of XLA, by name.
+    Arrays may be given as `jax.ShapeDtypeStruct`s. `options` are options of XLA, by name.
     """
     rows = prompt.tokens.shape[0]
     seed, ids = jax.ShapeDtypeStruct((), jnp.uint32), jax.ShapeDtypeStruct((rows,), jnp.int32)
@@ -199,7 +202,7 @@ def failures(failed_at: Any, names: Sequence[str] = ("target", "draft")) -> tupl
     """Returns one `Failure` for each row in which a model gave NaN or infinite logits.
 
     Args:
-        failed_at: int `[B, 2]`, as in `DecodeState`.
+        failed_at: int `[B, 2]`, the positions of the first non-finite logits of target and draft, or -1.
         names: the names of the two models.
     """
     # one failure per row: the target's, if both models failed

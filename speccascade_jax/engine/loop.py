@@ -35,10 +35,10 @@ def run_rounds(
     carry: PyTree,
     on_round: OnRound,
 ) -> tuple[DecodeState, PyTree]:
-    """Runs rounds while any row is `unfinished(state)` `[B]`.
+    """Runs rounds until `unfinished(state)`, bool `[B]`, is False in every row; returns the state and the last `carry`.
 
-    After each round `on_round(carry, round)` returns the new `carry`. Rows whose `unfinished` is False do not take part
-    in the round.
+    Rows in which it is already False do not take part in a round. After each round, `on_round(carry, round)` returns
+    the new `carry`, which collects results of the rounds.
     """
 
     def body(state_and_carry: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
@@ -46,7 +46,7 @@ def run_rounds(
         if engine.planner is not None:  # one iteration of this loop is a phase, which loops over rounds itself
             state = _settled(engine.planner, params, state, unfinished)
             return _phase(engine, engine.planner, params, state, controls, unfinished, carry, on_round)
-        # `done` decides which rows take part, so a row that waits is marked as done for this round and reset after it
+        # `step` skips rows that are `done`, so a row that must wait is marked as done during this round only
         waits = ~unfinished(state) & ~state.done
         after, turn = engine.step(params, replace(state, done=state.done | waits), controls)
         return replace(after, done=after.done & ~waits), on_round(carry, turn)
@@ -65,7 +65,7 @@ def one_round(engine: Engine, params: Params, state: DecodeState, controls: Cont
     def unfinished(state: DecodeState) -> Array:
         return ~state.done
 
-    # a new phase is chosen only if the current one has no rounds left; otherwise every phase would last one round
+    # a new phase begins only if the current one has no rounds left; else every call would begin one
     state = at_most_once(state.drafter.turns == 0, lambda s: _settled(planner, params, s, unfinished), state)
 
     def first(state: DecodeState) -> Round:
@@ -103,7 +103,7 @@ def _phase(
     turns = turns if most is None else jnp.minimum(turns, most)
 
     def goes_on(state: DecodeState) -> Array:
-        # with only one possible drafter the phase lasts to the end, so its rounds need not be counted
+        # with only one possible drafter the phase lasts until all rows end, so its rounds need not be counted
         endless = len(places) == 1 and most is None
         return unfinished(state) if endless else unfinished(state) & (state.counters.rounds < turns)
 
@@ -113,7 +113,7 @@ def _phase(
     def rounds(place: int, state_and_carry: tuple[DecodeState, PyTree]) -> tuple[DecodeState, PyTree]:
         (state, carry), phase_engine = state_and_carry, replace(engine, drafter=planner.drafters[place])
         begin = _own_state(planner, phase_engine, state, place)
-        # counters start at 0 in every phase, so a row that has not ended has counted all rounds of the phase
+        # counters start at 0 in every phase, so `rounds` of a row that has not ended is the phase's number of rounds
         end, carry = run_rounds(phase_engine, params, begin, controls, goes_on, carry, padded)
         new = end.counters
         drafter_state = planner.left(state.drafter, place, end.drafter, Counted(new.rounds, new.kept, new.tried))
@@ -130,7 +130,7 @@ def _phase(
 
 
 def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place: int) -> DecodeState:
-    """Returns the initial state of a phase's engine: its buffers have its block width, and all counters are zero."""
+    """Returns the state in which a phase begins: buffers as wide as the phase's blocks, and counters that are zero."""
     rows = state.length.shape[0]
     return replace(
         state,
@@ -141,7 +141,7 @@ def _own_state(planner: Planner, phase_engine: Engine, state: DecodeState, place
 
 
 def _as_wide(turn: Round, engine: Engine) -> Round:
-    """Pads the record of a phase's round with zeros to the shapes of the planner's longest block."""
+    """Pads a round's record with zeros to the width of the planner's longest block, the same in all phases."""
     missing, vocab_size = engine.block + 1 - turn.tokens.shape[1], engine.target.vocab_size
 
     def pad(values: Array) -> Array:  # `[B]` has no positions; every other array has them on its second axis

@@ -34,7 +34,10 @@ def check_layers(target: LanguageModel, layers: tuple[int, ...]) -> None:
     """Raises a ValueError if the drafter reads `layers` of a target model that cannot return their hidden states."""
     if layers and not isinstance(target, LayeredModel):
         kind = type(target).__name__
-        raise ValueError(f"the drafter reads layers {layers} of the target, but {kind} has no extend_layers")
+        raise ValueError(
+            f"the drafter reads layers {layers} of the target, but {kind} has no extend_layers: "
+            "choose another drafter, or implement core.protocols.LayeredModel"
+        )
 
 
 def prefilled(
@@ -54,7 +57,10 @@ def prompt_features(target: LanguageModel, cache: Cache) -> Array:
         ValueError: the model has no `prompt_features`.
     """
     if not isinstance(target, PromptSummary):
-        raise ValueError(f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features")
+        raise ValueError(
+            f"the drafter reads the target's features, but {type(target).__name__} has no prompt_features: choose "
+            "another drafter, or implement core.protocols.PromptSummary"
+        )
     return target.prompt_features(cache)
 
 
@@ -102,7 +108,7 @@ def straightened(target: Any, tree: Tree, start: Array, scored: Scored, verdict:
     Args:
         target: a `BranchingModel`.
         tree: the tree that was scored.
-        start: int32 `[B]`, position of the pending token in the target's cache.
+        start: int32 `[B]`, the cache slot of the pending token, which is entry 0 of the tree.
         scored: the scores of all entries.
         verdict: the verdict, with its path.
     """
@@ -127,7 +133,7 @@ def straight_draft(draft: Draft, verdict: Verdict, tree: Tree) -> Draft:
     """
     assert verdict.path is not None
     kept, path = verdict.num_kept, verdict.path
-    # `last` is the deepest kept entry; its children were tried next, and the block shows the first of them
+    # `last` is the deepest kept entry; if its children were rejected, the block ends with the first of them
     last = jnp.take_along_axis(path, kept[:, None], axis=1)[:, 0]
     tried = jnp.asarray(tree.children)[last, 0]
     slots = jnp.arange(draft.tokens.shape[1])[None]
@@ -187,7 +193,7 @@ def by_width(
     if len(choices) == 1 and needed is None:
         return judge(full, cache)
     shapes = jax.eval_shape(lambda cache: judge(full, cache), cache)
-    # the blank result needs no cache, because the given cache is put in below
+    # the blank result is made without a cache, because it gets the argument `cache` below
     blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes._replace(target_cache=()))
     chosen = (jnp.asarray(choices) < longest + 1).sum(dtype=jnp.int32)
     # no width has index -1, so no loop runs if no call is needed
@@ -200,10 +206,10 @@ def by_width(
 
 
 def at_most_once(wanted: Array, turn: Callable[[T], T], state: T) -> T:
-    """Returns `turn(state)` if `wanted` (bool scalar), else `state`; it is a loop of at most one iteration.
+    """Returns `turn(state)` if `wanted` (bool scalar), else `state`, by a loop of at most one iteration.
 
-    XLA moves computations that do not depend on `state` out of the loop, and then always runs them. To keep them inside
-    the loop, make them depend on `state` with `jax.lax.optimization_barrier`.
+    XLA moves computations of `turn` that do not depend on `state` out of the loop, so they run even if `wanted` is
+    False. To keep them inside the loop, make them depend on `state` with `jax.lax.optimization_barrier`.
     """
 
     def body(carry: tuple[Array, T]) -> tuple[Array, T]:
@@ -223,7 +229,7 @@ _OVER_BLOCK = ("pair", "bad", "eta", "features", "hidden")
 
 
 def cut(draft: Draft, width: int) -> Draft:
-    """Cuts a draft to its first `width` positions, which are at most `width − 1` tokens and the bonus position."""
+    """Cuts a draft to its first `width` positions: `width − 1` tokens, and the position after the last of them."""
     names = ("q", "q_tilde", "bad", "logs", "stop", "logits")
     # these arrays have one entry more than there are tokens, for the bonus position
     positions: dict[str, Any] = {name: jax.tree.map(lambda x: x[:, :width], getattr(draft, name)) for name in names}
@@ -236,7 +242,7 @@ def _pad(values: PyTree, width: int) -> PyTree:
 
 
 def kept_whole(verdict: Verdict, draft: Draft, as_it_is: Array) -> Verdict:
-    """Returns the verdict, changed to keep the whole block in rows `as_it_is` (bool `[B]`)."""
+    """Returns the verdict, changed so that rows marked in `as_it_is` (bool `[B]`) keep their whole block."""
     return verdict._replace(
         num_kept=jnp.where(as_it_is, draft.length, verdict.num_kept),
         rejected=verdict.rejected & ~as_it_is,

@@ -1,7 +1,7 @@
-"""Functions for the argument `record` of `generate`, which reduce each round to a few numbers per position.
+"""Functions that reduce each round to a few numbers per position, for the argument `record` of `generate`.
 
-They keep no array of the vocabulary's size and do not change the generation. On the host, `results.store.trace`
-converts the numbers into a trace of tokens.
+No array of the vocabulary's size is kept, and the generated tokens do not change. On the host, `results.store.trace`
+converts the numbers into a trace, which shows the drafted and the committed tokens with their probabilities.
 """
 
 import flax.struct
@@ -91,7 +91,7 @@ def origins(turn: Round) -> Origins:
 
 
 def facts(turn: Round) -> RoundFacts:
-    """Reduces a round to the numbers that a trace shows, with `O(V)` work per position."""
+    """Reduces a round to the numbers that a trace shows, in `O(V)` time per position."""
     # The draft tokens are padded to `G + 1` entries like the other arrays, although the bonus position has no draft.
     proposed = jnp.pad(turn.draft.tokens, [(0, 0), (0, 1)])
     q, p = turn.pair.q, turn.pair.p
@@ -121,6 +121,6 @@ def _chances(turn: Round, tokens: Array) -> Chances:
     pair = turn.pair
     laws = {"q": pair.q, "p": pair.p, "q_tilde": pair.q_tilde, "p_tilde": pair.p_tilde, "pi": turn.law}
     probabilities = at_tokens(laws, tokens)
-    # a rank is a sum over V, because a sort would keep an array of the vocabulary's size per position
+    # a rank is computed as the number of more likely tokens, because a sort would need a further array of size V
     ranks = {f"rank_{name}": (laws[name] > probabilities[name]).sum(-1, dtype=jnp.int32) + 1 for name in ("q", "p")}
     return Chances(**jax.tree.map(lambda x: jnp.broadcast_to(x[..., 0], tokens.shape), probabilities), **ranks)

@@ -311,7 +311,7 @@ def _of_a_fake(drafter, model):
     [
         (_in_a_level, "^RandomHead reads the target's hidden states: use it to draft for the target only$"),
         (_with_a_tail, "^RandomHead reads the target's hidden states: leave its tail out$"),
-        (_of_a_fake, r"^the drafter reads layers \(1, 2\) of the target, but Fake has no extend_layers$"),
+        (_of_a_fake, r"^the drafter reads layers \(1, 2\) of the target, but Fake has no extend_layers: choose"),
     ],
 )
 def test_drafters_that_cannot_read_states_are_refused(make, message):
