@@ -26,7 +26,8 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         numbers = np.asarray(value)
     except ValueError:  # a list of rows of different lengths
         numbers = np.asarray(None)
-    if numbers.dtype.kind in "bcOSUMm":  # texts, booleans, objects; bfloat16 has kind "V" and is accepted
+    # The kinds are booleans, complex numbers, objects, texts and dates; bfloat16 has kind "V" and is accepted.
+    if numbers.dtype.kind in "bcOSUMm":
         raise ValueError(f"{name}={shown(value)} is not a number; give a float, or one per row")
     # Values beyond float32 become infinite here; the check below reports them.
     with np.errstate(over="ignore"):
@@ -37,7 +38,7 @@ def per_row(name: str, value: Any, batch: int) -> np.ndarray:
         raise ValueError(f"{name} has shape {shapes}")
     if not np.all(finite := np.isfinite(array)):
         raise ValueError(f"{name}={float(numbers[~finite].ravel()[0])} is not finite; give a finite number")
-    # The shape is always `[batch]`, so that a batch size needs only one compiled program.
+    # The result always has the shape `[batch]`, so that one number and a number per row use the same compiled program.
     return np.broadcast_to(array, (batch,))
 
 

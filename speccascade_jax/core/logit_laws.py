@@ -318,7 +318,7 @@ class LogitPair:
         return cls(draft, target, *totals, greedy, vocab_size)
 
     def at_tokens(self, tokens: Array) -> LawPair:
-        """Returns the probabilities of `tokens` `[...]`, arrays `[..., 1]`."""
+        """Returns the distributions at `tokens` `[...]` only, as a `LawPair` of arrays `[..., 1]`."""
         # the logits of the tokens are looked up first, so that no probability of another token is computed
         indices = tokens[..., None]
         draft, target = (_at(laws, indices) for laws in (self.draft, self.target))

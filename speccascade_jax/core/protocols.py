@@ -210,7 +210,7 @@ class TargetHead(AttachedModel, Protocol):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The target's layers whose states it reads, as in `LayeredModel`."""
+        """The numbers of the target's layers whose hidden states the head reads, as in `LayeredModel`."""
 
     def begin(self, params: Params, prompt: Prompt, hidden: Array, max_len: int) -> Cache:
         """Returns a cache that has consumed `prompt.length - 1` tokens, from the prompt's states `[B, P, L, D]`."""

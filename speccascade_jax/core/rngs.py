@@ -45,7 +45,7 @@ def root(seed: Array | int) -> Array:
 
 
 def below(level: int, arm: int = 0) -> int:
-    """Returns the level of the engine inside a drafter, which is number `arm` (0 to 7) of an engine at `level`.
+    """Returns the level of an inner engine, which is drafter number `arm` (0 to 7) of the engine at `level`.
 
     Random bits depend on the level. Engines whose drafters contain engines form a tree. Levels number the nodes of that
     tree breadth first, so no two engines of one generation share random bits, however deep drafters are nested and
@@ -56,7 +56,7 @@ def below(level: int, arm: int = 0) -> int:
     """
     if not 0 <= arm < STAGES:
         raise ValueError(f"arm={arm} is out of range: the drafters of one engine are numbered from 0 to {STAGES - 1}")
-    if (number := STAGES * (level + 1) + arm) >= 2**32:  # JAX folds a key with a 32-bit number
+    if (number := STAGES * (level + 1) + arm) >= 2**32:  # `jax.random.fold_in` takes a number of 32 bits
         raise ValueError("drafters are nested too deeply to have random bits of their own; use at most 10 levels")
     return number
 
