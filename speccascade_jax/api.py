@@ -46,7 +46,7 @@ class DecodeOutput:
             holds the counters of each row.
         failed: for each row with NaN or infinite logits, the row, the model and the position
             (`engine.generate.Failure`); the row's output ends there. Empty if no row failed.
-        generation: the raw result of the engine.
+        generation: the raw result, with all counters (`engine.generate.Generation`).
         trace: if requested, for each row the tokens that were proposed, kept and rejected, with their probabilities
             (`results.store.trace.Trace`); a notebook shows a trace in colours.
 
@@ -203,7 +203,7 @@ def collect(
 
     Args:
         pair: the models.
-        generation: the raw result of the engine.
+        generation: the raw result of `engine.generate.generate`.
         prompt: the prompts that the generation continues; without them, texts are decoded as if there were no prompt.
         draft_alone: whether the draft wrote alone.
 

@@ -1,8 +1,8 @@
-"""Drafters whose model is a Gemma 4 assistant, which reads the target's cache, embedding and last hidden state.
+"""Drafters whose model is a Gemma 4 assistant, which reads the target's cache, embedding and final hidden state.
 
-Drafting is that of `ModelDrafter` and `BranchingDrafter`. The target's cache is lent to the assistant together with its
-parameters, which the loop over a block does not change, so memory holds no second cache. The assistant writes no cache
-either, so a rollback is only the choice of the state after the last kept token.
+They draft as `ModelDrafter` and `BranchingDrafter` do. The assistant gets the target's cache as one of its parameters.
+The drafting loop does not change parameters, so memory holds no second copy of the cache. The assistant writes to no
+cache, so rolling back only means choosing the target's hidden state at the last kept token.
 """
 
 from dataclasses import dataclass, replace
@@ -18,14 +18,15 @@ from speccascade_jax.models.gemma4_assistant import Assistant, AssistantCache
 
 
 def _lent(params: Params, request: Request) -> Params:
-    """Returns a drafter's parameters, with the target among those of the assistant."""
+    """Returns a drafter's parameters, with the target's parameters and cache added to those of the assistant."""
     return {**params, "model": (params["model"], request.target)}
 
 
 def _begun(state: Array, request: Request) -> tuple[AssistantCache, Request, Array]:
-    """Returns the cache before a block, the request for rows with a state, and whether each row has one, `[B]`.
+    """Returns the assistant's cache, the request, and which rows have a hidden state of the target, bool `[B]`.
 
-    A prompt of one token has none, because the target has read no token. The target alone gives the token after it.
+    After a prompt of one token there is no hidden state, because the target has not read a token yet. Such rows are
+    not active in the returned request: nothing is drafted for them, and the target writes their first token.
     """
     known = request.length > 1
     begun = AssistantCache(length=request.length - 1, states=state[:, None])
@@ -33,13 +34,14 @@ def _begun(state: Array, request: Request) -> tuple[AssistantCache, Request, Arr
 
 
 def _lawful(draft: Draft, known: Array, request: Request) -> Draft:
-    """Returns the draft, which has no distribution at the bonus position in rows without a state."""
-    # Without such a request nothing reads this distribution, and the verifier saves a pass over the vocabulary.
+    """Returns the draft, marked as having no distribution at the bonus position in rows that are not `known`."""
+    # If the distribution was not requested, nothing reads it, and `lawful=None` saves the verifier a pass over the
+    # vocabulary.
     return replace(draft, lawful=known) if request.complete else draft
 
 
 def _after(state: Array, outcome: Outcome) -> Array:
-    """Returns the target's last hidden state `[B, D]` at the last token that it has read, after a round."""
+    """Returns the target's final hidden state `[B, D]` at the last token that the target has read, after a round."""
     assert outcome.features is not None, "an assistant drafts for its target only"
     last = jnp.maximum(outcome.num_new - 1, 0)[:, None, None]
     return jnp.where(outcome.active[:, None], jnp.take_along_axis(outcome.features, last, axis=1)[:, 0], state)
@@ -47,7 +49,7 @@ def _after(state: Array, outcome: Outcome) -> Array:
 
 @flax.struct.dataclass
 class AssistantState:
-    """The target's last hidden state `[B, D]` at the last token that it has read, and the stop policy's state."""
+    """The target's final hidden state `[B, D]` at the last token that it has read, and the stop policy's state."""
 
     hidden: Array
     policy: PyTree
@@ -55,7 +57,9 @@ class AssistantState:
 
 @dataclass(frozen=True)
 class AssistantDrafter(PolicyDrafter):
-    """A drafter of blocks; parameters are `{"model": …}`, with an entry `"stop"` if the policy has parameters.
+    """A drafter of blocks whose model is an assistant, a draft model that reads the cache of a Gemma 4 target.
+
+    Parameters are `{"model": …}`, with an entry `"stop"` if the policy has parameters.
 
     Attributes:
         model: the assistant.
@@ -87,7 +91,10 @@ class AssistantDrafter(PolicyDrafter):
 
 @dataclass(frozen=True)
 class BranchingAssistantDrafter(BranchingDrafter):
-    """A drafter of token trees whose model is an assistant; its state is the target's last hidden state `[B, D]`."""
+    """A drafter of token trees whose model is an assistant.
+
+    The drafter's state is the target's final hidden state `[B, D]` at the last token that the target has read.
+    """
 
     model: Any
     reads_features: ClassVar[bool] = True

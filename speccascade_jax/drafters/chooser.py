@@ -20,7 +20,10 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Scores(NamedTuple):
-    """Scores of the arms, float32 `[B, K]`, and their standard deviations (`None` if the scores are exact)."""
+    """Scores of the arms (the drafters to choose from), float32 `[B, K]`, and the scores' standard deviations.
+
+    `deviation` is `None` if the scores are exact.
+    """
 
     mean: Array
     deviation: Array | None = None
@@ -67,19 +70,19 @@ SCORERS: dict[str, Callable[[Params, Array], Scores]] = {"given": given, "percep
 
 
 def greedy(scores: Scores, uniforms: Array) -> Array:
-    """Returns the arm with the highest score; ties go to the first."""
+    """Returns the arm (the index of a drafter) with the highest score, int32 `[B]`; ties go to the first."""
     return scores.mean.argmax(-1).astype(jnp.int32)
 
 
 def dynamic(scores: Scores, uniforms: Array) -> Array:
-    """Samples an arm from the softmax of the scores."""
+    """Samples an arm (the index of a drafter) from the softmax of the scores, int32 `[B]`."""
     # the last cumulative sum is left out: if rounding made it less than 1, an arm beyond the last could be chosen
     below = jnp.cumsum(jax.nn.softmax(scores.mean, -1), -1)[:, :-1] <= uniforms[:, :1]
     return below.sum(-1).astype(jnp.int32)
 
 
 def thompson(scores: Scores, uniforms: Array) -> Array:
-    """Samples every arm's score from its own normal distribution; returns the arm with the highest sample."""
+    """Samples every arm's score from its normal distribution; returns the arm with the highest sample, int32 `[B]`."""
     assert scores.deviation is not None, "Thompson sampling needs scores with a standard deviation"
     # uniforms move to the middles of their 2^23 steps, because the normal quantiles of 0 and 1 are infinite
     normal = jax.scipy.special.ndtri(jnp.clip(uniforms + 2.0**-24, 2.0**-24, 1 - 2.0**-24))
@@ -87,7 +90,7 @@ def thompson(scores: Scores, uniforms: Array) -> Array:
 
 
 def optimistic(scores: Scores, uniforms: Array) -> Array:
-    """Returns the arm whose score plus two standard deviations is highest (LinUCB with α = 2)."""
+    """Returns the arm whose score plus two standard deviations is highest, int32 `[B]` (LinUCB with α = 2)."""
     assert scores.deviation is not None, "an upper confidence bound needs scores with a standard deviation"
     return (scores.mean + 2.0 * scores.deviation).argmax(-1).astype(jnp.int32)
 
@@ -110,7 +113,7 @@ class Chooser:
         return self.scores != "given"
 
     def __call__(self, params: Params, features: Array, uniforms: Array) -> Array:
-        """Returns int32 `[B]`, every row's arm.
+        """Returns int32 `[B]`, every row's arm (the index of its drafter).
 
         Args:
             params: the parameters of the scores.

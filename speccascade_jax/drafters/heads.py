@@ -1,8 +1,8 @@
-"""Drafters whose model is a head of the target: it reads the target's hidden states of all committed tokens.
+"""Drafters whose model is a head that reads the target's hidden states of all committed tokens, such as EAGLE-3.
 
-Drafting is that of `ModelDrafter` and `BranchingDrafter`, in which the head continues from its own states. Only the
-beginning and the end of a round differ. After a round, the head reads the target's states of the tokens that were kept,
-which replace the entries of all drafted tokens, so nothing else has to be rolled back.
+They draft as `ModelDrafter` and `BranchingDrafter` do; within a block, the head continues from its own states. Only the
+beginning and the end of a round differ. After a round, the head reads the target's hidden states of the kept tokens.
+The new cache entries replace those of all drafted tokens, so nothing else has to be rolled back.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ def _begun(head: TargetHead, params: Params, start: Start) -> Any:
 
 
 def _read(head: TargetHead, params: Params, cache: Any, outcome: Outcome, most: int) -> Any:
-    """Returns the head's cache after a round, which keeps at most `most` drafted tokens of a row."""
+    """Returns the head's cache after a round in which each row kept at most `most` drafted tokens."""
     assert outcome.hidden is not None
     tokens, hidden = outcome.draft.tokens[:, :most], outcome.hidden[:, : most + 1]
     length = jnp.stack([outcome.length - outcome.num_new, outcome.length], axis=1)

@@ -188,11 +188,11 @@ class ModelDrafter(PolicyDrafter):
         if not self._may_use_one_kernel(params, state, request):
             return self._in_steps(params, state, request)
         sampling = request.controls.draft
-        # the kernel does not search for the thresholds of top-k and top-p, and feeds at most one missed token; below
-        # another engine, a draft may miss its own last token and that engine's bonus token
+        # the kernel cannot apply top-k or top-p, and feeds at most one token that the cache lacks; in a hierarchy, a
+        # cache may lack two: the draft's last token, and the bonus token of the engine above
         uncut = (sampling.top_k <= 0) & (sampling.top_p >= 1.0)
         near = ~request.active | (request.length - 2 <= self.model.consumed(state.cache))
-        # If no row has room for a second token, single steps end after a pass or two, and the kernel would not.
+        # The kernel always makes all passes. If no row has room for a second token, single steps need one or two.
         worth = jnp.any(request.active & (request.room > 1))
         at_once, in_steps = partial(self._in_one_kernel, params), partial(self._in_steps_alone, params)
         with jax.named_scope("in_one_kernel"):
@@ -240,9 +240,10 @@ class ModelDrafter(PolicyDrafter):
         return end.draft, end.state, request.target.cache
 
     def feeds_two(self, complete: bool) -> bool:
-        """Returns whether the first pass feeds the last two tokens, instead of a pass that feeds a missed token.
+        """Returns whether the first pass feeds the last two committed tokens, in case the cache lacks the first.
 
-        A GPU starts a pass in more time than it needs for a second token. `complete` is that of the request.
+        This saves a separate pass for a missed token: on a GPU, starting a pass takes longer than processing a second
+        token. `complete` is `Request.complete`.
         """
         single = not self.sits_out and self.catches_up == 1 and not complete
         # an early exit shares the target's cache, in which no token is missing
@@ -255,8 +256,8 @@ class ModelDrafter(PolicyDrafter):
         return request.keys.uniform(slots, rngs.DRAFT)
 
     def _may_use_one_kernel(self, params: Params, state: ModelDrafterState, request: Request) -> bool:
-        # blocks that a policy ends early need their distributions one by one; a drafter that sits out may miss more
-        # than one token
+        # a policy that ends blocks early must see each distribution before the next pass; a drafter that sits out may
+        # lack more than one token
         usual = isinstance(self.stop, Fixed) and not self.sits_out and self.catches_up == 1
         model, turns = self.model, self.block + request.complete
         return usual and isinstance(model, BlockModel) and model.can_draft(params["model"], state.cache, turns)
@@ -287,7 +288,7 @@ class ModelDrafter(PolicyDrafter):
         return with_laws(draft, written, bad=bad), replace(state, cache=cache)
 
     def _laws_of_block(self, request: Request, logits: Array) -> tuple[Laws | LogitLaws, Array]:
-        """Returns the distributions of a block, as its buffers hold them, and logits whose maximum is their maximum."""
+        """Returns a block's distributions in the form of its buffers, and its logits, to check that they are finite."""
         sampling, size = request.controls.draft, self.model.vocab_size
         if isinstance(request.block, LogitLaws):
             return self._cut(logit_laws.of_logits(logits, sampling)), logits
@@ -297,14 +298,17 @@ class ModelDrafter(PolicyDrafter):
         return Laws(q, q_tilde, logs), logits
 
     def _cut(self, laws: LogitLaws) -> LogitLaws:
-        """Returns the logits without padding, which the same pass writes into a buffer."""
+        """Cuts the vocabulary's padding off the logits; XLA does this in the pass that writes them into a buffer."""
         return replace(laws, logits=laws.logits[..., : self.model.vocab_size])
 
     def _taken(self, request: Request, drawn: Array) -> tuple[Array, Array]:
-        """Returns which tokens `[B, G]` of a whole block count, and which passes `[B, turns]` of the model."""
+        """Returns which of the `drawn` tokens belong to the block, bool `[B, G]`, and which passes count, `[B, turns]`.
+
+        Tokens after a stop id or beyond the row's room do not belong to the block, and passes after them do not count.
+        """
         slots = jnp.arange(self.block)
         ends = is_stop(drawn, request.stop_ids) | (slots + 1 >= request.room[:, None])
-        before = jnp.cumsum(ends, axis=1) - ends  # 0 up to the token that ends the block
+        before = jnp.cumsum(ends, axis=1) - ends  # 0 up to and including the token that ends the block
         draws = (request.active & (request.room > 0))[:, None] & (before == 0)
         after = (draws & ~ends)[:, : self.block - 1 + request.complete]
         begins = request.active & ((request.room > 0) | request.complete)
@@ -326,14 +330,15 @@ class ModelDrafter(PolicyDrafter):
         return out.logits[:, 0, : self._width(carry.draft)], hidden, cache
 
     def _width(self, draft: Draft) -> int | None:
-        """Returns how many entries of the logits are read; buffers of logits cut off the padding themselves."""
+        """Returns how many logits per position to read; `None` (all) if the buffers store logits and cut them later."""
         return self.model.vocab_size if draft.logits is None else None
 
     def _forward_two(self, params: Params, carry: _Drafting, request: Request) -> tuple[Array, Array | None, Cache]:
-        """Returns what `_forward` returns, and feeds the token before the current one too, missed or not."""
+        """Does the same as `_forward`, but also feeds the token before the current one, even if the cache has it."""
         cache, length = carry.state.cache, request.length
         before = self.model.consumed(cache)
-        # a token that was not missed gets the same entry again; a row of one token is followed by a meaningless one
+        # a token that is fed again gets the same cache entry; in a row of one token, the second token that is fed is
+        # meaningless and is rolled back
         first = jnp.minimum(before, jnp.maximum(length - 2, 0))
         places = jnp.minimum(first[:, None] + jnp.arange(2)[None], request.tokens.shape[1] - 1)
         tokens = jnp.take_along_axis(request.tokens, places, axis=1)

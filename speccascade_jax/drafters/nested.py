@@ -91,8 +91,8 @@ class NestedDrafter(DrafterDefaults):
         catch_up_calls = -(-missed // self.catches_up)
         state = self._at(params, state, request)
         begin, goal = state.length, jnp.minimum(self.budget, request.room)
-        # `calls` are the inner target calls so far; the difference at the end gives this round's calls, including those
-        # that feed missed tokens
+        # `calls` is the number of inner target calls before this round; subtracted at the end, it gives the calls of
+        # this round, including those that feed missed tokens
         calls = state.counters.target_calls - jnp.where(request.active, catch_up_calls, 0)
 
         # each inner round's distributions are written after those of earlier inner rounds, into the buffers that the
@@ -207,7 +207,8 @@ class NestedDrafter(DrafterDefaults):
 def put_laws(buffers: Laws, new: Laws, first_entries: Array, rows: Array) -> Laws:
     """Writes `new` `[B, W, V]` into `buffers` from entry `first_entries` `[B]` on, in `rows` `[B]` only.
 
-    The other rows stay unchanged. They may be full, and JAX would then shift the write back onto valid entries.
+    The other rows stay unchanged. They may have no room for `W` entries, and JAX would then shift the write backwards,
+    onto valid entries.
     """
     width = new.q.shape[1]
 

@@ -77,7 +77,7 @@ class SelectedDrafter:
 
     @property
     def scored_widths(self) -> tuple[int, ...]:
-        """The numbers of positions that a target call may have; with one per arm, short blocks need no wide call."""
+        """The numbers of positions for which target calls are compiled; one per arm, so that short blocks are cheap."""
         adaptive = any(arm.adaptive for arm in self.arms)
         return tuple(sorted({arm.block + 1 for arm in self.arms} | set(widths(self.block) if adaptive else ())))
 

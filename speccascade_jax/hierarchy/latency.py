@@ -1,6 +1,7 @@
 """Expected latency per token of a hierarchy of models, by the formula of Globerson et al. (2025) or with overshoot.
 
-Overshoot means that a level passes more tokens than its budget to the level above: its last round may go beyond it.
+Overshoot means that a level passes more tokens to the level above than its budget, because its last round may yield
+more tokens than were missing.
 """
 
 from collections.abc import Sequence

@@ -85,7 +85,7 @@ def measure(
             finite, or the time of a call cannot be distinguished from noise.
     """
     if target not in models:
-        raise ValueError(f"the target {target!r} is not among the models {', '.join(models)}")
+        raise ValueError(f"the target {target!r} is not among the models {', '.join(models)}: give it as one of them")
     names = tuple(models)
     temperatures = dict(temperature) if isinstance(temperature, Mapping) else dict.fromkeys(names, temperature)
     for setting, known in (("temperature", temperatures), ("costs", costs or dict.fromkeys(names))):
@@ -138,9 +138,10 @@ def acceptance(
 def _shared(
     kinds: Any, places: Places, distinct_arrays: list[Array], samplings: list[Sampling], batch: Batch
 ) -> tuple[Array, Array]:
-    """Returns `1 − TV = Σ_v min(p̃_i, p̃_j)`, `[N, N, B, L]`, and whether a model failed in a row, bool `[N, B]`.
+    """Returns `1 − TV = Σ_v min(p̃_i, p̃_j)` of all models `i` and `j` at each position, `[N, N, B, L]`.
 
-    The sums are 0 beyond the end of an output.
+    It also returns which models gave non-finite logits in which rows, bool `[N, B]`. The sums are 0 beyond the end of
+    an output.
     """
     prompt, tokens, lengths = batch
     counted = (jnp.arange(tokens.shape[1])[None] < lengths[:, None])[..., None]

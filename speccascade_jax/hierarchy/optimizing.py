@@ -127,7 +127,7 @@ def _measured(session: Session, point: Point, costs: Mapping[str, float] | None)
 
 
 def best_single(measured: Measured, max_budget: int) -> Hierarchy:
-    """Returns the best stack with at most one draft."""
+    """Returns the stack with the least predicted latency among those of the target and at most one draft."""
     last = len(measured.names) - 1
     stacks = []
     for models in [(last,), *((i, last) for i in range(last))]:

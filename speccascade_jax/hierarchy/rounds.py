@@ -27,7 +27,7 @@ def expected_rounds(alpha: Floats, budgets: int) -> Floats:
     for t in range(1, budgets + 1):
         gamma = rounds[..., t - 1, :]
         for needed in range(1, budgets + 1):
-            rejected = min(t, needed)  # after n < rejected accepted drafts, needed − 1 − n ≥ 0 tokens are missing
+            rejected = min(t, needed)  # if n < rejected drafts are accepted, needed − 1 − n tokens are still missing
             later_rounds = gamma[..., needed - rejected : needed][..., ::-1]
             gamma[..., needed] = 1.0 + (1.0 - alpha) * np.sum(powers[..., :rejected] * later_rounds, axis=-1)
             if needed > t + 1:
@@ -65,7 +65,7 @@ def yields(lengths: Floats, alpha: Floats) -> Floats:
     longer = np.flip(np.cumsum(np.flip(lengths, -1), -1), -1)  # P(length ≥ y)
     powers = np.asarray(alpha)[..., None] ** np.arange(width)
     probabilities = np.zeros((*lengths.shape[:-1], width + 1))
-    probabilities[..., 1:] = powers * lengths  # y tokens: all y − 1 drafts of a block are accepted
+    probabilities[..., 1:] = powers * lengths  # y tokens, if a block has y − 1 drafts and all of them are accepted
     probabilities[..., 1:width] += powers[..., : width - 1] * (1.0 - np.asarray(alpha)[..., None]) * longer[..., 1:]
     return probabilities
 

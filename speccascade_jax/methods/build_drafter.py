@@ -101,13 +101,14 @@ Drafters = tuple[str | Level | Arm, ...]
 
 
 def the_one(drafters: Drafters, owner: str) -> str | Level:
-    """Returns the only drafter, if there is exactly one.
+    """Returns the only drafter; there must be exactly one.
 
     Raises:
         ValueError: there is no drafter, or there are several.
     """
     if len(drafters) != 1:
-        raise ValueError(f"{owner} takes one drafter, got {len(drafters)} ({', '.join(map(str, drafters)) or 'none'})")
+        named = ", ".join(map(str, drafters)) or "none"
+        raise ValueError(f"{owner} takes one drafter, got {len(drafters)} ({named}): name exactly one in drafters")
     return _plain(drafters[0])
 
 
@@ -121,7 +122,9 @@ def by_model(drafters: Drafters) -> bool:
 
 
 def check_tail(settings: Drafting, owner: str) -> None:
-    """Checks that a tail size is set with a tail only, and that `block_size="auto"` is set without a tail.
+    """Checks the settings of a tail, which is a second model that continues each draft.
+
+    A tail size must be set with a tail only, and `block_size="auto"` without a tail.
 
     Raises:
         ValueError: the settings contradict each other; the message names the value and the remedy.
@@ -241,7 +244,8 @@ def _model_drafter(
         if chosen_head is not pair.head or bound is not pair.draft:
             chosen_head.check(bound, pair.name)
         params["stop"] = chosen_head.params
-    # A level of the target's configuration has other weights, and drafts inside a level get no states of its model.
+    # Such a model must draft for the target itself: a level has other weights, even if its configuration is the
+    # target's, and does not pass its hidden states to its draft.
     if isinstance(bound.model, AttachedModel) and above is not pair.target:
         kind = type(bound.model).__name__
         raise ValueError(f"the draft ({kind}) reads its target's states or cache: use it to draft for the target only")
@@ -255,11 +259,14 @@ _DRAFTERS: tuple[tuple[type, Any, Any], ...] = (
     (Assistant, AssistantDrafter, BranchingAssistantDrafter),
     (TargetHead, HeadDrafter, BranchingHeadDrafter),
 )
-"""Rows of a class of models and the drafters that draft blocks and trees with it; the first row that fits counts."""
+"""Classes of models that need their own drafters: the class, its drafter of blocks, and its drafter of trees.
+
+The first row whose class a model has is used.
+"""
 
 
 def _kinds(bound: BoundModel) -> tuple[Any, Any]:
-    """Returns the classes of drafters that draft blocks and trees with a model; most models need no row."""
+    """Returns the classes of drafters that draft blocks and trees with a model; most models use the general ones."""
     rows = [(blocks, trees) for model, blocks, trees in _DRAFTERS if isinstance(bound.model, model)]
     return rows[0] if rows else (ModelDrafter, BranchingDrafter)
 

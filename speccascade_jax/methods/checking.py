@@ -33,10 +33,10 @@ _SAMPLINGS = ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8))
 _GREEDY = ((0.0, 1.0),)
 _WORST, _LEAST = 1e-5, 1e-5
 _PAIRS = 24
-"""Pairs of distributions of the identity's test."""
+"""The number of pairs of a draft and a target distribution on which the identity is tested."""
 _QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Options of XLA on a CPU: the check's programs run for less time than it would take to optimise them."""
-if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later releases have one code generator only
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # later releases do not have this option
     _QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
@@ -153,12 +153,15 @@ def _identity(rule: Rule, accept: TokenWise, alpha: float) -> tuple[float, float
 
 
 def _p_values(rule: Rule, verify: str, alphas: Sequence[float], samplings: Any, seed: int) -> list[float]:
-    """Returns a chi-square p-value for each α and sampling; it tests the tokens that follow each token."""
+    """Returns a p-value for each α and sampling, of a chi-square test that generated tokens follow `π`.
+
+    The tokens are grouped by the token before them, because the tables give a distribution for each of these.
+    """
     rng = np.random.default_rng(3)
     p = (rng.normal(size=(_ENTRIES, _ENTRIES)) * 1.2).astype(np.float32)
     q = p + (rng.normal(size=p.shape) * 0.9).astype(np.float32)
     engine, params = assemble(Pair(target=TableLM(p), draft=TableLM(q)), rule=rule, block_size=3, verify=verify)
-    # One call for each sampling, as a batch in which one row uses top-p computes thresholds for all rows.
+    # Each sampling has a call of its own, because top-p in one row makes the whole batch compute thresholds.
     rows = _ROWS * len(alphas)
     alpha = np.repeat(np.asarray(alphas, np.float32), _ROWS)
     controls = [make_controls(rows, alpha=alpha, temperature=heat, top_p=share) for heat, share in samplings]

@@ -242,8 +242,8 @@ class SequenceCascade(TwoGenerations):
         """
         if record is not None:
             raise ValueError("a sequence cascade has no rounds to record: record one of its models alone")
-        # The stages of `rngs.STAGES` keep random bits apart: neither the target nor the random choice may use the
-        # draft's bits again.
+        # The draft has level 1, the target level 0 and the random choice level 2 (`rngs.STAGES`), because no two of
+        # them may use the same random bits.
         key, ids = rngs.root(seed), more["example_ids"]
         zero = jnp.zeros(ids.shape, jnp.int32)
         uniform = rngs.RoundKeys(rngs.row_keys(key, ids, 2), zero, zero).uniform(zero, rngs.ACCEPT)
@@ -279,7 +279,7 @@ def _only(rows: Array, write: Callable[[], Generation]) -> Generation:
 
 
 def log_likelihood(turn: Round) -> Array:
-    """Returns the raw `log` probability of the token that a model alone has just committed, float32 `[B]`."""
+    """Returns `log p` of the token that was committed in a round of a model that decodes alone, float32 `[B]`."""
     chosen = jnp.take_along_axis(turn.pair.log("p")[:, 0], turn.tokens[:, :1], axis=-1)[:, 0]
     return jnp.where(turn.num_new > 0, chosen, 0.0)
 
@@ -358,7 +358,9 @@ class OracleStopping(TwoGenerations):
         drafter = self.engine.drafter
         if not (isinstance(drafter, ModelDrafter | ExitDrafter) and isinstance(drafter.stop, Oracle)):
             kind = type(drafter).__name__
-            raise ValueError(f"the oracle needs a model that drafts under stop policy Oracle, got {kind}")
+            raise ValueError(
+                f"the oracle needs a model that drafts under stop policy Oracle, got {kind}: use method 'stop_oracle'"
+            )
 
     def traced(
         self, params: Params, prompt: Prompt, seed: Array, *, controls: Controls, record: Any = None, **more: Any

@@ -363,7 +363,7 @@ class Decoder:
         return generation
 
     def compiling(self, caller: str, prompt: Prompt, max_new_tokens: int) -> AbstractContextManager[None]:
-        """Returns a context manager for a call that may compile; a notice explains a long compilation (`notices`)."""
+        """Returns a context manager for a call that may compile; if this takes long, a notice says what is compiled."""
         seen, shape = self._shapes.setdefault(caller, set()), _shape(prompt, max_new_tokens)
         if shape in seen:
             return nullcontext()

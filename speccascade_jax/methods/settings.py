@@ -78,8 +78,8 @@ class Drafting:
 
 
 def _short_repr(settings: Any) -> str:
-    """Returns the expression of a dataclass with the fields that differ from their defaults, or have none."""
-    # no default is an array, and `!=` would compare the entries of one
+    """Returns a Python expression of a dataclass's instance, without the fields that have their default values."""
+    # an array is always listed, because no default is an array; `!=` would compare its entries one by one
     changed = [
         f"{field.name}={value!r}"
         for field in fields(settings)
@@ -94,7 +94,10 @@ _MOST_LISTED = 64
 
 
 def _plain(value: Any) -> Any:
-    """Returns a few numbers of NumPy or JAX as plain numbers, a rule of `RULES` as its name; other values unchanged."""
+    """Converts a short NumPy or JAX array to plain numbers, and a rule of `RULES` to its name, for `_short_repr`.
+
+    Other values are returned unchanged.
+    """
     if isinstance(value, Rule) and deferral.RULES.get(value.name) is value:
         return value.name
     return value.tolist() if hasattr(value, "tolist") and value.size <= _MOST_LISTED else value
@@ -104,8 +107,9 @@ def _plain(value: Any) -> Any:
 class Level(Drafting):
     """A model between draft and target: it verifies drafts and passes its own tokens to the next larger model.
 
-    That model verifies these tokens as drafts from the level's distribution (Globerson et al., 2025). If a
-    `temperature`, `top_p` or `top_k` is `None`, the level uses the value at which the model above samples its draft.
+    The larger model verifies these tokens as drafts that were drawn from the level's distribution (Globerson et al.,
+    2025). Where `temperature`, `top_p` or `top_k` is `None`, the level uses the setting that the larger model has for
+    its drafts.
 
     Attributes:
         model: the name of one of the pair's models (`Pair.models`).

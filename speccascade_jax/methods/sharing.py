@@ -17,24 +17,24 @@ from speccascade_jax.runtime import platforms
 
 
 class Serving(NamedTuple):
-    """The decoder that serves a rule, and the rule's place in it; `None` if the decoder serves no other rule."""
+    """The decoder that serves a rule, and the rule's index among its rules (`None` if it serves no other rule)."""
 
     decoder: Decoder
     place: int | None = None
 
     def controls(self, controls: Controls) -> Controls:
-        """Returns the controls with the rule's place in every row."""
+        """Returns the controls with the rule's index in every row."""
         if self.place is None:
             return controls
         return replace(controls, rule=np.full(controls.alpha.shape[0], self.place, np.int32))  # type: ignore[arg-type]
 
 
 def shared(decoders: Collection[Decoder]) -> list[Serving]:
-    """Returns for each decoder one that serves it, after joining decoders that differ in their rules alone.
+    """Joins decoders that differ only in their rules; returns for each decoder the one that takes its place.
 
-    XLA compiles the models of a pair for most of a program's time, and a rule for little of it. So joined decoders are
-    compiled in the time of one. Only programs for CPUs are joined: other compilers fuse a rule with the sampling before
-    it, and a choice between rules would prevent that.
+    Compiling a program takes most of its time for the models, and little for the rule. So joined decoders compile about
+    as fast as one. Only programs for CPUs are joined: on other devices XLA fuses a rule with the sampling before it,
+    and a choice between rules would prevent that.
     """
     groups = defaultdict[Hashable, list[Decoder]](list)
     for decoder in decoders:
@@ -49,14 +49,17 @@ def _joined(group: list[Decoder]) -> Iterable[tuple[Decoder, Serving]]:
     if engine is None or len(set(verifiers)) < 2:
         return [(decoder, Serving(decoder)) for decoder in group]
     unique = tuple(verifier for verifier in dict.fromkeys(verifiers) if isinstance(verifier, TokenWise))
-    several = cast(Any, OneOf(unique))  # a verifier for the engine alone, which selects one of them in every round
+    several = cast(Any, OneOf(unique))  # the cast is needed because only engines can use it, by `OneOf.chosen`
     joined = replace(first, program=replace(engine, verifier=several))
     places = {verifier: place for place, verifier in enumerate(unique)}
     return [(decoder, Serving(joined, places[v])) for decoder, v in zip(group, verifiers, strict=True)]  # type: ignore[index]
 
 
 def _all_but_the_rule(decoder: Decoder) -> Hashable:
-    """Returns what two decoders must agree in to be joined; equal to nothing else if the decoder cannot be joined."""
+    """Returns a key of everything but the rule; decoders with equal keys may be joined.
+
+    The key of a decoder that cannot be joined is unique.
+    """
     engine = decoder.engine
     if engine is None or not _is_joinable(engine) or decoder.pair.mesh is not None:
         return id(decoder)

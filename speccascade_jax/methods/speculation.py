@@ -69,7 +69,10 @@ class Speculation(Method):
         """Returns the named rule, or `decides` if none is named; raises a ValueError for a rule outside `rules`."""
         chosen = deferral.get(self.decides if settings.rule is None else settings.rule)
         if self.rules and chosen.name not in self.rules:
-            raise ValueError(f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}")
+            raise ValueError(
+                f"{self.called} takes rule {' or '.join(self.rules)}, not {chosen.name!r}: leave rule out, or set "
+                "another method"
+            )
         return chosen
 
     def alpha(self, settings: Settings) -> Alpha | None:
@@ -274,7 +277,8 @@ class Speculation(Method):
         elif settings.tree is not None:
             drafter, params, verifier = build_drafter.branching(pair, settings, verifier, self.called)
         elif settings.block_size == AUTO:
-            # A rule that reads q needs a pass of the draft for every token. A round of length 0 would save nothing.
+            # Length 0 is left out for a rule that reads q: the draft then makes a pass for every token of the output,
+            # so a round without drafts would save nothing.
             plan = Cheapest(LENGTHS[1:] if verifier.reads_q else LENGTHS, settings.bonus or self.bonus)
             bound = pair.model(str(build_drafter.the_one(settings.drafters, self.called)))
             drafter, params = PlannedDrafter(bound.model, plan), {"model": bound.params}

@@ -42,7 +42,7 @@ class Outputs:
 
 
 def shard_names(first: int, count: int) -> list[str]:
-    """Returns the file names of the shards of `count` queries; the first query is a domain's example `first`."""
+    """Returns the file names of the shards of `count` queries; `first` is the number of the first one in its domain."""
     return [f"{first + start:06}-{min(SHARD, count - start)}.npz" for start in range(0, count, SHARD)]
 
 

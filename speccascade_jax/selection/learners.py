@@ -195,7 +195,7 @@ class Learner(Protocol):
 
 @dataclass
 class Fixed:
-    """A learner that never changes: a trained policy, one arm always, or a random arm."""
+    """A learner whose choices never change with rewards: a trained policy, always the same arm, or a random arm."""
 
     chooser: Chooser
     numbers: Params

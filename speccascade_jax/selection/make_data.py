@@ -218,7 +218,7 @@ def writer_of(pair: Pair, arm: Arm) -> BoundModel:
 
 
 def parameters(pair: Pair, arm: Arm) -> int:
-    """Returns the number of parameters that draft; a hierarchy has those of all its models."""
+    """Returns the number of parameters of a drafter, which for a hierarchy is the sum over all its models."""
     if arm.drafter == TARGET:
         return count(pair.target.params)
     return sum(count(pair.model(name).params) for name in dict.fromkeys(build_drafter.models_of((arm.drafter,))))

@@ -44,7 +44,9 @@ FILE = policy_files.FILE
 
 
 def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """Returns `−r(q, a) log π(a|q)`, whose gradient is an unbiased estimate of the gradient of `expected`.
+    """Returns the REINFORCE loss `−r(q, a) log π(a|q)` of a query `q` and an arm `a` drawn from the policy `π`.
+
+    Its gradient is an unbiased estimate of the gradient of `expected`.
 
     Args:
         scores: `[B, K]`, logits of the policy.
@@ -56,7 +58,7 @@ def reinforce(scores: Array, rewards: Array, drawn: Array) -> Array:
 
 
 def expected(scores: Array, rewards: Array, drawn: Array) -> Array:
-    """Returns `−Σ_a π(a|q) r(q, a)`: the objective `J` of the paper, computed exactly instead of sampled."""
+    """Returns `−Σ_a π(a|q) r(q, a)`, minus the expected reward of the policy `π` for a query `q`, computed exactly."""
     return -(jax.nn.softmax(scores, -1) * rewards).sum(-1)
 
 

@@ -76,7 +76,7 @@ def logits(params: Params, inputs: Array) -> Array:
 def weighted_bce(logits: Array, kept: Array, counted: Array, w_rej: float, w_acc: float = 1.0) -> Array:
     """Returns the mean of `−[w_acc P log P̂ + w_rej (1 − P) log(1 − P̂)]` over counted positions.
 
-    Huang et al., 2024 (SpecDec++), section 3.3.
+    Source: Huang et al., 2024 (SpecDec++), section 3.3.
 
     Args:
         logits: `[...]`, the logits of `P̂`.

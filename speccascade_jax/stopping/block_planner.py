@@ -1,8 +1,8 @@
-"""A planner that chooses the block length of the next rounds by time per token.
+"""A planner that chooses the block length of the next rounds so that the expected time per token is least.
 
 It chooses before tokens are drafted, so the output's distribution does not change. A round with `γ` drafted tokens
-takes `t(γ)` seconds. It commits `E(γ, a)` tokens if each draft token is kept with probability `a`. The planner
-minimises `t / E`; `t` is measured, and `a` is estimated from earlier rounds.
+takes `t(γ)` seconds. It commits `E(γ, a)` tokens on average if each draft token is kept with probability `a`. The
+planner minimises `t / E`; `t` is measured, and `a` is estimated from earlier rounds.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ says that drafting is faster.
 DRAFTING, RESTING = 16, 32
 """The numbers of rounds until the next choice, if the block length is positive and if it is 0.
 
-A choice takes a few operations on short arrays. Next to a round of a very small target alone this is noticeable, so
-choices are rarer while nothing is drafted.
+A choice takes a few operations on short arrays. While nothing is drafted, a round is a single call of the target. If
+the target is very small, the time of a choice is noticeable beside such a round, so choices are rarer then.
 """
 
 
@@ -96,10 +96,10 @@ class Cheapest:
         return Evidence(none, none)
 
     def drafts(self, costs: Costs, room: int | Array) -> Array:
-        """Returns whether outputs of at most `room` tokens are worth drafting at all, bool scalar.
+        """Returns whether drafting saves time at all for outputs of at most `room` tokens, bool scalar.
 
-        If no block length is faster before the first round, none ever will be, because the planner learns from drafts
-        only. The time for reading the prompts is divided by the number of tokens of a typical output.
+        If drafting seems slower before the first round, nothing is ever drafted, because the planner learns only from
+        drafts. The draft model's time for the prompts is spread over the tokens of a typical output.
         """
         row = jnp.ones((1,), bool)
         seconds = self._seconds(costs, self.init(1), row, room * row.astype(jnp.int32))

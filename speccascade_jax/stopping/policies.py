@@ -96,7 +96,7 @@ class Confidence(Capped):
 
     def doubt(self, state: PyTree, step: DraftStep) -> tuple[Array, PyTree]:
         """Returns `1 − max q`, float32 `[B]`, and the state unchanged."""
-        return 1.0 - step.max_q, state  # the formula of `rules.deferral.chow`, so that both decide alike
+        return 1.0 - step.max_q, state  # as in `rules.deferral.chow`, so that rounding affects policy and rule alike
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ class AcceptanceHead(Capped):
             raise ValueError(f"lag={self.lag!r} is not 0 or 1, the number of tokens by which the product lags behind")
 
     def init(self, batch_size: int) -> PyTree:
-        """Returns initial values, 1, of the product and of `max q` at the previous token, float32 `[B]` each."""
+        """Returns the initial state: the product and the previous token's `max q`, float32 `[B]` each, both 1."""
         ones = jnp.ones((batch_size,), jnp.float32)
         return ones, ones
 
     def __call__(self, params: Any, state: PyTree, step: DraftStep, controls: Controls) -> tuple[Decision, PyTree]:
-        """Ends after (`lag=1`) or before (`lag=0`) the token at which the block became unlikely to be kept whole."""
-        assert step.hidden is not None, "the draft model gives no hidden states"
+        """Ends the block after (`lag=1`) or before (`lag=0`) the token with which a rejection becomes too likely."""
+        assert step.hidden is not None, "the draft model returns no hidden states, which an acceptance head needs"
         (product, max_q), inputs = state, step.hidden
         if acceptance_head.reads_law(params, step.hidden.shape[-1]):
             inputs, max_q = acceptance_head.with_law(step.hidden, max_q, step.drawn), step.max_q
