@@ -40,7 +40,7 @@ def read(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def _array(member: bytes) -> np.ndarray:
-    """Returns the array in the bytes of a `.npy` file, after comparing the size that its header claims.
+    """Returns the array in the bytes of a `.npy` file, after checking that it has the size that its header claims.
 
     A damaged header could otherwise make NumPy allocate far too much memory.
     """

@@ -57,7 +57,7 @@ def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> t
     Args:
         path: the file.
         kind: noun for the file in errors, such as "acceptance head".
-        again: the remedy in errors.
+        again: what the user can do, such as "train the head again"; the end of every error message.
         card: the class of the card.
 
     Raises:
@@ -70,7 +70,7 @@ def load_carded(path: str | Path, kind: str, again: str, card: type[CardT]) -> t
         return params, card(**{name: value for name, value in entries.items() if name in known})
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{expanded(path)}: its card lacks an entry, or has an invalid one ({error}): {again}"
+            f"{expanded(path)}: its metadata (the card) lack an entry or have an invalid one ({error}): {again}"
         ) from error
 
 
@@ -96,7 +96,7 @@ def load(path: str | Path, kind: str, again: str) -> tuple[Params, dict[str, Any
     Args:
         path: the file.
         kind: noun for the file in errors, such as "acceptance head".
-        again: the remedy in errors.
+        again: what the user can do, such as "train the head again"; the end of every error message.
 
     Raises:
         FileNotFoundError: the file does not exist.

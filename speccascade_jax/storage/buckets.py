@@ -1,10 +1,11 @@
 """Objects in Google Cloud Storage, as paths that begin with `gs://`.
 
 A bucket has no folders, no append, no rename and no locks. An object is written as a whole, so readers see its old or
-its new content. Every content has a generation, a number that the server gives it. `create` and `swap` write an object
-only if it is absent, or still has a known generation. On these two rest all agreements between writers.
+its new content. With every write, the server gives the object a new number, its generation. `create` writes an object
+only if it is absent, and `swap` only if its generation is still the expected one. Several writers of one object
+coordinate by these two operations alone.
 
-Failed requests are repeated for about a minute; then an error names the object. Access is that of
+Failed requests are repeated for about a minute; then an error names the object. The credentials are those of
 `gcloud auth application-default login`, of a service account's key, or of a machine in Google's cloud.
 """
 
@@ -25,13 +26,15 @@ SCHEME = "gs://"
 RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "1s", "max_delay": "16s"}
 """Waiting times of tensorstore before it repeats a failed request: 1, 2, 4, 8, 16 and 16 s, varied at random."""
 _PART, _PARTS = 1 << 24, 8
-"""Bytes of a part of an object, and number of parts, that are read at the same time."""
+"""Size of a part of an object in bytes, and number of parts that a file object (`_Ranges`) reads at the same time."""
 _REQUESTS, _PIECE = 64, 1 << 21
-"""Number of ranges that are read at the same time, and bytes of a piece of a longer one: at most 128 MB in flight."""
+"""Number of byte ranges that `read_into` reads at the same time, and size in bytes of the pieces into which it cuts
+longer ranges: at most 128 MB are in flight."""
 _LARGEST, _PROBES = 44, 32
-"""Objects have less than 2**44 bytes (at most 5 TiB); number of places at which a size is looked for at once."""
+"""An object has less than `2**_LARGEST` bytes (Google's limit is 5 TiB). To find its size, `_PROBES` offsets are read
+at the same time."""
 _LONGEST_NAME = 1024
-"""Bytes that an object's name has at most."""
+"""Largest length of an object's name in bytes."""
 ABSENT = b"\x02"
 """The generation that tensorstore gives to an absent object."""
 _REMEDIES = (
@@ -41,7 +44,7 @@ _REMEDIES = (
     ("Invalid GCS object name", "give a name of at most 1,024 bytes"),
     ("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", "the server failed several times; run the same command again"),
 )  # fmt: skip
-"""Remedies, by a pattern of tensorstore's message."""
+"""Pairs of a regular expression, which matches messages of tensorstore, and the remedy for these errors."""
 
 
 class Stat(NamedTuple):
@@ -53,11 +56,12 @@ class Stat(NamedTuple):
 class BucketPath(PosixPath):
     """Path of an object, or of the objects below it, in a bucket.
 
-    It is a `Path`, so that code which only reads and writes whole files works on both. It has no file descriptor: code
-    that asks the operating system for the file gets an error that says so.
+    It is a `Path`, so that code which only reads and writes whole files works on disks and in buckets. An object has no
+    file descriptor: code that asks the operating system for the file gets an error that says so.
 
     Attributes:
-        generation: the generation that reads of parts of the object must find (`pinned`); `None`: any.
+        generation: the generation that the object must still have when a part of it is read (set by `pinned`); `None`:
+            any.
 
     Example:
         >>> from speccascade_jax.storage.buckets import BucketPath
@@ -100,23 +104,25 @@ class BucketPath(PosixPath):
         return self.swap(content, ABSENT)
 
     def swap(self, content: bytes | None, generation: bytes) -> bool:
-        """Writes the object, or deletes it if `content` is `None`, if its generation is still the given one.
+        """Writes the object, or deletes it if `content` is `None`, but only if its generation is still `generation`.
 
         Returns:
-            Whether the object has this content now. A request whose answer was lost is repeated, and then finds the
-            generation changed by itself; for this reason, a refused write compares the contents.
+            Whether the object has this content now. If the server's answer is lost, the request is repeated, and the
+            server refuses the repetition because the first request has changed the generation. So after a refusal this
+            method compares the object's content with `content`.
         """
         return self.exchange(content, generation) is not None
 
     def exchange(
         self, content: bytes | None, generation: bytes, is_ours: Callable[[], bool] = lambda: True
     ) -> bytes | None:
-        """Does what `swap` does; returns the generation of the new content, or `None` if the object had another one.
+        """Does what `swap` does; returns the object's new generation, or `None` if the write was refused.
 
         Args:
             content: the new content; `None`: the object is deleted.
             generation: the generation that the object must have.
-            is_ours: asked after a refused write if the content is equal: whether this process has written it.
+            is_ours: returns whether this process has written the object's present content; called after a refusal if
+                that content equals `content`.
         """
         stamp = self._ask(_opened(self.bucket).write(self.key, content, if_equal=generation))
         if stamp.generation:
@@ -125,7 +131,7 @@ class BucketPath(PosixPath):
         return latest if current == content and is_ours() else None
 
     def pinned(self) -> BucketPath:
-        """Returns this path, whose parts can be read only as long as the object has the content of now.
+        """Returns a copy of this path; reads of parts through the copy fail once the object is replaced.
 
         Raises:
             FileNotFoundError: the object is absent.
@@ -135,12 +141,12 @@ class BucketPath(PosixPath):
         return pinned
 
     def _stat(self) -> Any:
-        """Returns an answer without content, from which the object's state and generation can be read."""
+        """Returns the server's answer to a read of zero bytes, which holds the object's state and generation."""
         answer = self._ask(_opened(self.bucket).read(self.key, byte_range=slice(0, 0)))
         return self._same(answer)
 
     def _same(self, result: Any) -> Any:
-        """Returns an answer of the server after checking that it is of the pinned generation.
+        """Returns an answer of the server after checking that the object exists and has the pinned generation.
 
         Raises:
             FileNotFoundError: the object is absent.
@@ -153,14 +159,14 @@ class BucketPath(PosixPath):
         return result
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Returns the bytes from `start` to `stop` of the object."""
+        """Returns the object's bytes from offset `start` to `stop`, exclusive."""
         return bytes(self._same(self._ask(_opened(self.bucket).read(self.key, byte_range=slice(start, stop)))).value)
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> int:
-        """Fills each buffer with the object's bytes from its start, several at the same time.
+        """Fills each buffer with the object's bytes from the offset in `starts`; reads several at the same time.
 
         Returns:
-            The number of bytes that the object lacks: 0 unless it ends too early.
+            The number of bytes of all buffers that lie beyond the object's end, and so were not filled.
         """
         parts = [
             (start + begin, buffer[begin : begin + _PIECE])
@@ -172,7 +178,7 @@ class BucketPath(PosixPath):
             group = parts[begin : begin + _REQUESTS]
             spans = [slice(start, start + len(buffer)) for start, buffer in group]
             answers = collections.deque(store.read(self.key, byte_range=span) for span in spans)
-            # An answer is freed before the next is copied.
+            # `popleft` drops each answer once it is copied, so that memory does not hold the whole group twice.
             missing += sum(self._fill(answers.popleft(), buffer) for _, buffer in group)
         return missing
 
@@ -185,13 +191,13 @@ class BucketPath(PosixPath):
     def below(self) -> list[str]:
         """Returns the names of all objects below this path, relative to it, sorted.
 
-        Empty objects that consoles create in place of folders, with a slash at their end, are left out.
+        The list omits the empty objects that Google's console creates as folders; their names end in a slash.
         """
         prefix = f"{self.key}/" if self.key else ""
         last = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
         store = _opened(self.bucket)
         names = self._ask(store.list(store.KeyRange(prefix, last)))
-        self.is_file()  # fails without access to the bucket, where tensorstore lists nothing instead of failing
+        self.is_file()  # raises an error if access is denied; tensorstore would then list no names instead of failing
         return sorted(name.decode()[len(prefix) :] for name in names if not name.endswith(b"/"))
 
     def read_below(self, names: list[str]) -> list[bytes | None]:
@@ -202,7 +208,7 @@ class BucketPath(PosixPath):
         return [None if value.state == "missing" else value.value for value in values]
 
     def remove_below(self, names: Sequence[str] | None = None) -> None:
-        """Deletes objects below this path, all of them unless their relative names are given."""
+        """Deletes the objects below this path with these relative names; with `None`, all objects below it."""
         store = _opened(self.bucket)
         for answer in [store.write((self / name).key, None) for name in (self.below() if names is None else names)]:
             self._ask(answer)
@@ -214,7 +220,7 @@ class BucketPath(PosixPath):
             raise self.failed(error) from error
 
     def failed(self, error: ValueError) -> OSError:
-        """Returns the error of one line for an error of tensorstore, with a remedy."""
+        """Converts an error of tensorstore to an `OSError` with a message of one line that names object and remedy."""
         return OSError(f"{self}: {_reason(str(error))}")
 
     def read_bytes(self) -> bytes:
@@ -229,7 +235,10 @@ class BucketPath(PosixPath):
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
     def open(self, mode: str = "r", buffering: int = -1, **kwargs: Any) -> IO[Any]:  # type: ignore[override]
-        """Opens the object for reading; its content is held in memory, unless `buffering` is 0 (as for weights)."""
+        """Opens the object for reading.
+
+        Reads the whole object into memory, except with mode "rb" and `buffering` 0, which readers of weights use.
+        """
         if mode not in ("r", "rt", "rb"):
             raise ValueError(f"{self}: an object can't be opened with mode {mode!r}; write a local file, and copy it")
         if buffering == 0 and mode == "rb":
@@ -270,7 +279,7 @@ class BucketPath(PosixPath):
         return self.is_file() or self.is_dir()
 
     def is_symlink(self) -> bool:
-        """Returns False."""
+        """Returns False, because a bucket has no links."""
         return False
 
     def stat(self, **kwargs: Any) -> Any:
@@ -278,10 +287,10 @@ class BucketPath(PosixPath):
         return Stat(self._size())
 
     def _size(self) -> int:
-        """Returns the number of bytes of the object, which tensorstore does not tell.
+        """Returns the object's size in bytes, which tensorstore does not report.
 
-        Bytes are read at several places at once: first at powers of two, then between the last that exists and the
-        first that does not.
+        Reads single bytes at several offsets at once: first at powers of two, then between the last offset that exists
+        and the first that does not.
         """
         if not self.is_file():
             raise FileNotFoundError(2, "there is no such object", str(self))
@@ -317,7 +326,7 @@ class BucketPath(PosixPath):
                 yield self / name
 
     def relative_to(self, other: Any, *more: Any, **kwargs: Any) -> PurePosixPath:  # type: ignore[override]
-        """Returns the name of this path relative to one above it, which is no path in a bucket."""
+        """Returns the part of this path below `other`, as an ordinary relative path without a bucket."""
         above = BucketPath(other, *more).parts
         if self.parts[: len(above)] != above:
             raise ValueError(f"{self} is not below {BucketPath(other, *more)}")
@@ -335,7 +344,7 @@ class BucketPath(PosixPath):
 
 
 class _Ranges(io.RawIOBase):
-    """An object that is read by parts, several at the same time, so that memory never holds all of it twice."""
+    """File object that reads parts of an object at the same time; memory never holds the whole object twice."""
 
     def __init__(self, path: BucketPath):
         self._path, self._place = path if path.generation else path.pinned(), 0
@@ -363,7 +372,7 @@ class _Ranges(io.RawIOBase):
 
 
 def kvstore(folder: Path) -> dict[str, Any]:
-    """Returns tensorstore's specification of the files below a folder, on a disk or in a bucket."""
+    """Returns tensorstore's key-value store specification of the files below a folder, on a disk or in a bucket."""
     if isinstance(folder, BucketPath):
         context = {"gcs_request_retries": RETRIES}
         return {"driver": "gcs", "bucket": folder.bucket, "path": f"{folder.key}/", "context": context}
@@ -371,15 +380,18 @@ def kvstore(folder: Path) -> dict[str, Any]:
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path leads into a bucket; `Path` merges the slashes of an address to one."""
+    """Returns whether a path leads into a bucket.
+
+    `gs:/` with one slash counts too, because `Path` merges the two slashes of an address.
+    """
     return isinstance(path, BucketPath) or (isinstance(path, str | Path) and bool(re.match("gs:/", str(path))))
 
 
 def checked(path: str | os.PathLike[str]) -> BucketPath:
-    """Returns the place of an address `gs://BUCKET/NAME`.
+    """Returns an address `gs://BUCKET/NAME` as a path, after checking it.
 
     Raises:
-        ValueError: the address names no bucket, leads out of it, or is no name of an object.
+        ValueError: the address names no bucket, leads out of the bucket with `..`, or cannot be the name of an object.
     """
     if (text := str(path)) != text.strip():
         raise ValueError(f"{text!r} has spaces around it: leave them out")
@@ -387,22 +399,22 @@ def checked(path: str | os.PathLike[str]) -> BucketPath:
     if len(place.parts) < 2 or not re.fullmatch(r"[a-z0-9][\w.-]{1,220}", place.parts[1]):
         raise ValueError(f"{path} names no bucket: give gs://BUCKET/NAME")
     if {".", ".."} & set(place.parts):
-        raise ValueError(f"{path}: a bucket has no folder above another; write the whole name")
+        raise ValueError(f"{path}: . and .. have no meaning in a bucket; write the whole name without them")
     if not place.key.isprintable() or len(place.key.encode(errors="replace")) > _LONGEST_NAME:
-        raise ValueError(f"{str(path)!r:.120} is no name of an object: give at most {_LONGEST_NAME:,} printable bytes")
+        raise ValueError(f"{str(path)!r:.120} can't name an object: give at most {_LONGEST_NAME:,} printable bytes")
     return place
 
 
 @functools.cache
 def _opened(bucket: str) -> Any:
-    import tensorstore as ts  # takes a tenth of a second, which only those who use buckets should wait
+    import tensorstore as ts  # imported here, because it takes 0.1 s, which only programs that use buckets should pay
 
     context = {"gcs_request_retries": RETRIES}
     return ts.KvStore.open({"driver": "gcs", "bucket": bucket, "context": context}).result()
 
 
 def _reason(message: str) -> str:
-    """Returns the first words of tensorstore's message, without what it repeats in brackets, and a remedy."""
+    """Returns the first line of tensorstore's message without the details in brackets, and the remedy if known."""
     plain = message.split(" [")[0].splitlines()[0]
     remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, message)), "")
     return f"{plain}; {remedy}" if remedy else plain

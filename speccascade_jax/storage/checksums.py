@@ -43,7 +43,7 @@ def array_digest(array: np.ndarray) -> str:
 
 
 def record(folder: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Returns the contents of a folder's `checksums.json`; without such a file, contents that list no file.
+    """Returns the contents of a folder's `checksums.json`, or contents that list no digests if there is no such file.
 
     Raises:
         ValueError (or `error`): `checksums.json` is damaged or has another format.
@@ -89,7 +89,7 @@ def read(path: Path, error: type[ValueError] = ValueError) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """Returns a seal, which holds a digest of `content` and is written after it; `unsealed` checks the seal."""
+    """Returns a seal: the bytes to write after `content`, which hold its digest, so that `unsealed` can check it."""
     return _SEAL + digest(content).encode()
 
 

@@ -19,13 +19,13 @@ from speccascade_jax.storage import buckets
 from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.readers import json_object
 
-# A URL scheme has at least two letters, because C:/ is a drive. One slash is enough, because `Path` merges slashes.
+# Two letters at least, because C:/ is a drive and no URL. One slash is enough, because `Path` merges the two slashes.
 _SCHEME = re.compile(r"(\w[\w+.-]+:)/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with `~` or `~name` replaced by the user's home folder, or the place of a `gs://` address.
+    """Returns a path with `~` or `~name` replaced by the user's home folder, or a `BucketPath` for a `gs://` address.
 
     Raises:
         ValueError: the value is not a path; it is a URL of another kind, which would become a folder such as `s3:`; or
@@ -36,7 +36,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
             return buckets.checked(path)
         _check_address(os.fspath(path))
         if scheme := _SCHEME.match(os.fspath(path)):
-            url = f"{path}: {scheme[1]} is not read or written"
+            url = f"{path}: addresses of {scheme[1]} can't be read or written"
             raise ValueError(f"{url}; copy or mount it here, and give a local path or one in gs://")
         return Path(path).expanduser()
     except TypeError as error:
@@ -56,13 +56,13 @@ def _check_address(text: str) -> None:
 def claim(path: Path, settings: dict[str, Any], remedy: str, checked: Collection[str] = ()) -> None:
     """Writes an output folder's settings to the JSON file `path`, or compares them with the file if it exists.
 
-    A command calls it before it writes into the folder, so that results of different settings are never mixed.
+    Commands call this function before they write into the folder, so that results of different settings never mix.
 
     Args:
         path: the JSON file in the output folder.
-        settings: values that JSON does not change: lists instead of tuples.
+        settings: the command's settings, with values that JSON does not change: lists instead of tuples.
         remedy: the end of the error's sentence.
-        checked: names of files in the folder that the caller checks itself.
+        checked: names of files that the folder may hold without settings, because the caller checks them itself.
 
     Raises:
         ValueError: the settings differ from the stored ones (names them), or the folder has no settings but holds other
@@ -104,8 +104,8 @@ def plain(value: Any) -> Any:
 def write_atomically(path: str | Path, *content: str | bytes) -> None:
     """Writes a file so that it holds the old or the new content at any moment, even if the process is killed.
 
-    An object in a bucket is written as a whole by its server. On a disk, temporary
-    files that killed writers of the same path left behind are removed first.
+    On a disk, temporary files that killed writers of the same path left behind are removed first. In a bucket, the
+    server writes every object as a whole.
 
     Args:
         path: the file to write; missing parents are created.
@@ -190,9 +190,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def check_replaceable(path: str | Path, *marks: str, start: str = "") -> None:
-    """Checks that a command may write its output to `path`: the file is absent, empty or an older output of it.
+    """Checks that a command may write its output to `path`: the file is absent, empty or written by the same command.
 
-    Commands call it before they measure anything, so that a refusal costs no time.
+    Commands call this function before they measure anything, so that a refusal costs no time.
 
     Args:
         path: the path of the output.

@@ -1,11 +1,12 @@
 """Models and data sets by their names on Hugging Face's hub, fetched by `huggingface_hub` into its cache.
 
-A name is `owner/name` or `owner/name@revision`. A local path that exists always wins, and so does the spelling of a
-local path: a name is looked up only if there is no folder `owner` here. `hf:owner/name` is always a name on the hub,
-and `./owner/name` never. A `Path` is local unless it begins with `hf:`, because `pathlib` drops the `./`. A name stays
-one after this process has read it, also if a folder `owner` is made later. The library's variables hold: `HF_ENDPOINT`,
-`HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`. Its locks let one of several processes on a host fetch a file while the others
-wait.
+A name is `owner/name` or `owner/name@revision`. A local path that exists takes precedence, and `owner/name` is looked
+up on the hub only if the current directory has no folder `owner`. `hf:owner/name` is always a name on the hub, and
+`./owner/name` never is. A `Path` is local unless it begins with `hf:`, because `pathlib` removes the `./`. Once this
+process has read `owner/name` from the hub, the text keeps this meaning, even if a folder `owner` is made later.
+
+The environment variables of `huggingface_hub` apply: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_OFFLINE`, `HF_TOKEN`. Its locks
+let one of several processes on a host fetch a file while the others wait.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ VOCABULARY = (
     "spiece.model", "vocabulary.model", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 DESCRIPTION = (*CONFIGURATION, *VOCABULARY)
-"""Patterns of the small files of a model; there is a configuration even if there is no vocabulary."""
+"""Patterns of a model's files without its weights. They match in every model's repository: one without a vocabulary
+still has a configuration."""
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "checksums.json")
 MODEL = (*DESCRIPTION, *WEIGHTS)
-"""Patterns of the files that are fetched of a model: no pickles, and no second copy of weights in another form."""
+"""Patterns of all files of a model that are fetched: no pickles, and no second copy of weights in another format."""
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+(?:/[\w.-]+)*))?")
 _ADDRESS = re.compile(
     r"(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?([^/]+/[^/@]+)(?:/tree/([^/]+))?/?"
 )
 _FILES = (".bin", ".csv", ".gguf", ".json", ".jsonl", ".model", ".msgpack", ".safetensors", ".tsv")
-"""Ends of paths that are files, never names on the hub."""
+"""Endings of paths that mean local files, never names on the hub."""
 
 
 class HubName(NamedTuple):
@@ -53,25 +55,26 @@ class HubName(NamedTuple):
 
 
 class NoFileError(FileNotFoundError):
-    """Error for a repository that has none of the files that are read."""
+    """Error for a repository that has none of the files that this package reads."""
 
 
 class UnreachableError(FileNotFoundError):
-    """Error for a name whose files are not in the cache while the hub gives no answer."""
+    """Error for a repository whose files are not in the cache while the hub gives no answer."""
 
 
 _COMMITS: dict[HubName, str] = {}
-"""Commits that this process has resolved names to, so that all its reads of one name are of one commit."""
+"""Commits to which this process has resolved names, so that it reads the same commit of a name every time."""
 
 _READ: set[str] = set()
-"""Texts that this process has read as names on the hub."""
+"""Texts that this process has taken for names on the hub, and has fetched."""
 
 
 def name_of(path: str | os.PathLike[str], kind: str = "model") -> HubName | None:
     """Returns the name on the hub that a path spells, or `None` if it is a local path or an address.
 
     Raises:
-        ValueError: the text after `hf:` is no name, the revision is none, or the text is an address of the hub's pages.
+        ValueError: the text after `hf:` has not the form of a name, the revision is invalid, or the text is the URL of
+            a page on the hub.
 
     Examples:
         >>> from speccascade_jax.storage import hub
@@ -115,7 +118,7 @@ def located(path: str | os.PathLike[str], patterns: Sequence[str] = MODEL) -> Pa
         patterns: patterns of the repository's files that are needed.
 
     Raises:
-        ValueError: as `expanded`, or the text after `hf:` is no name.
+        ValueError: the path or the text after `hf:` is invalid (see `expanded` and `name_of`).
         OSError: the files of a name on the hub cannot be fetched (`fetched`).
     """
     name = name_of(path)
@@ -140,9 +143,10 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
     """
     commit = _COMMITS.get(_spelling(name), name.revision)
     folder = _snapshot(name, commit, patterns)
-    # The folder may exist with other files only, which an earlier call fetched.
+    # The folder may exist and lack these files, because an earlier call with other patterns has made it.
     if not any(next(folder.glob(pattern), None) for pattern in patterns):
-        raise NoFileError(f"{name} on the hub has none of the files that are read ({', '.join(patterns[:9])})")
+        wanted = ", ".join(patterns[:9])
+        raise NoFileError(f"{name} on the hub has none of the files that can be read ({wanted}): give another name")
     if WEIGHTS[0] in patterns and not any(folder.glob("*.safetensors")):
         again = "load it with transformers, save_pretrained it, and give that folder"
         raise CheckpointError(f"{name} on the hub has no {WEIGHTS[0]}, and other weights are not read: {again}")
@@ -151,7 +155,7 @@ def fetched(name: HubName, patterns: Sequence[str]) -> Path:
 
 
 def _spelling(name: HubName) -> HubName:
-    """Returns a name without `@main`, which is what the hub gives without a revision: both are one commit."""
+    """Returns a name without `@main`: a name without a revision means the branch `main`, so both mean one commit."""
     return name._replace(revision=None) if name.revision == "main" else name
 
 
@@ -160,7 +164,7 @@ def _snapshot(name: HubName, commit: str | None, patterns: Sequence[str]) -> Pat
         import huggingface_hub
     except ImportError as error:
         raise FileNotFoundError(
-            f"{_absent(name)}, and to read it from the hub: {EXTRA}, or {_by_hand(name)}"
+            f"{_absent(name)}; to read it from the hub, run {EXTRA}, or {_by_hand(name)}"
         ) from error
     from huggingface_hub import errors
 
@@ -193,7 +197,7 @@ def paths_of(name: HubName) -> list[str]:
 
     try:
         files = huggingface_hub.HfApi().list_repo_files(name.repository, repo_type=name.kind, revision=name.revision)
-    except Exception:  # the message is about another error, which the caller raises
+    except Exception:  # this list only adds detail to another error, which the caller raises
         return []
     return list(files)
 
@@ -242,22 +246,22 @@ def _line(error: BaseException) -> str:
 
 
 def hint(path: str | os.PathLike[str]) -> str:
-    """Returns a hint for the error about a missing path that could also be a name on the hub; otherwise ""."""
+    """Returns a hint for the error message about a missing path; "" if the path can't be meant as a name on the hub."""
     text, place = str(path).rstrip("/"), Path(path)
     if not _NAME.fullmatch(text) or text.endswith(_FILES) or place.exists():
         return ""
     if not place.parent.exists():  # a `Path`, or a text that ends in a slash or begins with a dot
-        return f"for the model on the hub give the text {PREFIX}{text}; "
-    return f"{place.parent}/ is a folder here, so this is no name on the hub (that is {PREFIX}{text}); "
+        return f"to read the model from the hub, give the text {PREFIX}{text}; "
+    return f"{place.parent}/ is a folder here, so the hub was not asked (to read from the hub, give {PREFIX}{text}); "
 
 
 def commits(paths: Iterable[str | os.PathLike[str] | None]) -> dict[str, str]:
-    """Returns the commits that this process has read of those paths that are names of models on the hub, by path."""
+    """Maps each path that names a model on the hub to the commit that this process has read; omits other paths."""
     names = {str(path): name_of(path) for path in paths if path is not None}
     known = {path: commit_of(name) for path, name in names.items() if name is not None}
     return {path: commit for path, commit in known.items() if commit is not None}
 
 
 def commit_of(name: HubName) -> str | None:
-    """Returns the commit that this process has read of a repository; `None` if it has read none."""
+    """Returns the commit of a repository that this process has read, or `None` if it has not read the repository."""
     return _COMMITS.get(_spelling(name))

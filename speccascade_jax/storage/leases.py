@@ -1,8 +1,9 @@
-"""Leases: objects by which writers in a bucket see each other, where locks do not exist.
+"""Leases: objects in a bucket that play the part of locks, which a bucket does not have.
 
-A writer creates the object and renews it. Whoever finds it unchanged for `seconds`, by their own clock, takes it over:
-its writer has died. Clocks of different hosts are never compared. A lease only saves double work. A writer that was
-suspended and lost its lease may still write, so what is written must be correct without it.
+A writer creates the lease's object and then rewrites it regularly. If another writer sees the object unchanged for
+`seconds`, by its own clock, it assumes that the first has died and takes the lease over. Clocks of different hosts are
+never compared. A lease only avoids that two processes do the same work. A writer that was suspended and lost its lease
+may still write, so the output must be correct without the lease, too.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.errors import LockedError
 
 _GRACE = 5.0
-"""Seconds that the end of a process waits for an answer of the server."""
+"""Seconds that a process waits for the server's answers when it ends."""
 SECONDS = 30.0
-"""Time after which a lease that was not renewed counts as left behind."""
+"""Seconds after which a lease that was not renewed counts as abandoned."""
 
 
 class Lease:
@@ -34,12 +35,12 @@ class Lease:
     Args:
         place: the lease's object.
         output: the output that it protects, for messages.
-        seconds: time after which another writer may take it over; `None`: `SECONDS`.
+        seconds: time without a renewal after which another writer may take the lease over; `None`: `SECONDS`.
         remedy: the end of the error's sentence.
-        doubled: what happens if another writer takes it over while this one lives, for the warning.
+        doubled: the consequence if another writer takes the lease over while this one is alive; ends the warning.
 
     Raises:
-        LockedError: a living writer holds it; names the writer.
+        LockedError: another writer holds the lease and is alive; names the writer.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Lease:
         output: str | Path,
         seconds: float | None = None,
         remedy: str = "wait for it, end it, or name another output",
-        doubled: str = "some points may be measured twice",
+        doubled: str = "some settings may be measured twice",
     ):
         self.place, self.output, self.seconds = place, output, SECONDS if seconds is None else seconds
         self._remedy, self._doubled = remedy, doubled
@@ -67,7 +68,7 @@ class Lease:
         (content, generation), since = self.place.read(), time.monotonic()
         if content is not None:
             writer = f"{self.output} was being written by {_named(content)}"
-            warnings.warn(f"{writer}: waiting {self.seconds:.0f} s whether it lives", stacklevel=4)
+            warnings.warn(f"{writer}: waiting {self.seconds:.0f} s to see if it is still alive", stacklevel=4)
         while content is not None and time.monotonic() - since < self.seconds:
             time.sleep(min(1.0, self.seconds / 20))
             content, latest = self.place.read()
@@ -91,7 +92,7 @@ class Lease:
                 self._renewals += 1
                 self.place.swap(self._content(), generation)
             except OSError:
-                continue  # the next renewal tries again, and the records themselves report a lasting failure
+                continue  # the next renewal tries again; if the bucket stays out of reach, writing the output fails
 
     def release(self) -> None:
         """Gives the lease back, unless another writer has it; a second call does nothing."""
@@ -101,7 +102,7 @@ class Lease:
         self._thread.join(_GRACE)
         deleting = threading.Thread(target=self._delete, daemon=True)
         deleting.start()
-        deleting.join(_GRACE)  # no longer, because a preempted process has half a minute in all; leases expire
+        deleting.join(_GRACE)  # not longer: a preempted process has 30 s in all, and an undeleted lease expires anyway
 
     def _delete(self) -> None:
         with contextlib.suppress(OSError):
@@ -110,7 +111,7 @@ class Lease:
                 self.place.swap(None, generation)
 
     def _is_mine(self, content: bytes | None) -> bool:
-        """Returns whether this process wrote a lease's content, in whichever renewal."""
+        """Returns whether this process wrote a lease's content, when it took the lease or renewed it."""
         return content is not None and self._writer["id"].encode() in content
 
     def __enter__(self) -> Lease:
@@ -123,11 +124,12 @@ class Lease:
 class SoleObject:
     """Object that one process writes: its next write fails once another process has begun to write the object.
 
-    The object `<name>.writer` holds the id of the process that began last. It decides about a refused write if the
-    content is equal, which is either this process's, whose answer was lost, or another's.
+    The object `<name>.writer` holds the id of the process that began last. It is needed if the server refuses a write
+    and the object already has the new content: then either this process wrote it and the server's answer was lost, or
+    another process wrote the same content.
 
     Args:
-        place: the object, which is read now.
+        place: the object, which the constructor reads.
     """
 
     def __init__(self, place: BucketPath):
@@ -136,7 +138,7 @@ class SoleObject:
         self._writer.write(self._id)  # before the first write of the object itself
 
     def begin(self) -> None:
-        """Writes the content that was read, if any, so that writes of former processes fail."""
+        """Writes the content that the constructor read, if any, again, so that later writes of other processes fail."""
         if self._content is not None:
             self.write(self._content)
         self._content = None
@@ -149,7 +151,7 @@ class SoleObject:
         """
         generation = self._place.exchange(content, self._generation, lambda: self._writer.read()[0] == self._id)
         if generation is None:
-            remedy = "another process goes on with this run; end one of them"
+            remedy = "another process continues this run; end one of the two"
             raise LockedError(f"{self._place} has changed while this process wrote it: {remedy}")
         self._generation = generation
 

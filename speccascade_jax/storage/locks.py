@@ -20,7 +20,7 @@ from speccascade_jax.storage.leases import Lease
 def held(lock: Path, output: str | Path, remedy: str = "wait for it, end it, or name another output") -> Iterator[None]:
     """Holds a lock while the `with` block runs, and removes the lock's file afterwards.
 
-    In a bucket, the lock is a lease, which outlives a killed process for half a minute.
+    In a bucket, the lock is a lease, which stays in force for half a minute after its process is killed.
 
     Args:
         lock: the lock's file.
@@ -70,7 +70,7 @@ def acquire(lock: Path, output: str | Path, remedy: str = "wait for it, end it, 
 
 
 def release(handle: int, lock: Path) -> None:
-    """Releases a lock and removes its file, unless the path is another process's lock file by now."""
+    """Releases a lock and removes its file, unless another process's lock file is at this path by now."""
     if is_held(handle, lock):
         # The file is removed while it is still locked. A process that has opened it meanwhile and then gets the lock
         # sees with `is_held` that the file is no longer at the path.
@@ -79,7 +79,7 @@ def release(handle: int, lock: Path) -> None:
 
 
 def is_held(handle: int, lock: Path) -> bool:
-    """Returns whether the path `lock` is still the open file `handle`; it may have been removed or created anew."""
+    """Returns whether the path `lock` still leads to the open file `handle`, and not to nothing or another file."""
     try:
         return os.path.samestat(os.stat(lock), os.fstat(handle))
     except OSError:

@@ -12,7 +12,8 @@ from typing import Any
 PLAUSIBLE = 1 << 28
 """Number of bytes that every compressed file may unpack to, however small the file is."""
 RATIO = 100
-"""Largest ratio of unpacked to packed size beyond `PLAUSIBLE` bytes: texts and tokens reach 30, zip bombs 1,000."""
+"""Largest allowed ratio of unpacked to packed size for files that unpack to more than `PLAUSIBLE` bytes: texts and
+tokens reach 30, zip bombs 1,000."""
 
 
 def json_object(path: Path, remedy: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def check_unpacked(size: int, packed: int) -> None:
         ValueError: texts and tokens cannot be compressed so much; the file may be a zip bomb.
     """
     if size > max(PLAUSIBLE, RATIO * packed):
-        raise ValueError(f"{packed:,} bytes unpack to more than {max(PLAUSIBLE, RATIO * packed):,}")
+        raise ValueError(f"{packed:,} bytes unpack to more than {max(PLAUSIBLE, RATIO * packed):,} bytes")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -145,7 +145,7 @@ class BucketStates(States):
             _delete(places[step])
 
     def _taken_over(self) -> LockedError:
-        return LockedError(f"{self.folder} has changed: another process goes on with this run; end one of them")
+        return LockedError(f"{self.folder} has changed: another process continues this run; end one of the two")
 
     def _clean_up(self) -> None:
         """Marks damaged checkpoints, and deletes unfinished ones and those that do not count."""

@@ -206,7 +206,7 @@ def test_a_cluster_without_enough_devices_is_refused_and_shut_down(monkeypatch, 
     ({"worker_device": "TPU"}, "worker_device='TPU' needs workers: give workers too"),
     ({"workers": 2, "plan": 3}, "plan=3 needs a single process without workers: leave plan out"),
     ({"workers": 2, "profile_at": "t"}, "profile_at=t traces this process, and workers=2 measure: leave one out"),
-    ({"profile_at": "s3://t"}, "s3: is not read or written"),
+    ({"profile_at": "s3://t"}, "addresses of s3: can.t be read or written"),
 ])  # fmt: skip
 def test_invalid_pool_settings_are_refused_before_anything_is_loaded(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):

@@ -157,7 +157,9 @@ def test_gin_files_and_folders_of_them_may_be_in_a_bucket(tmp_path, monkeypatch,
             gin_flags.parse_gin([f"gs://bucket/{name}.gin"])
         assert "\n" not in str(raised.value)
         gin.clear_config()
-    with pytest.raises(ValueError, match="s3://bucket/a: s3: is not read or written; copy or mount it here"):
+    with pytest.raises(
+        ValueError, match="s3://bucket/a: addresses of s3: can.t be read or written; copy or mount it here"
+    ):
         gin_flags.parse_gin(["a.gin"], search_paths=["s3://bucket/a"])
     with pytest.raises(ValueError, match="this step works on local files only; copy it here, and give a local path"):
         BucketPath("gs://bucket/mine.py").write_text("x = 1")

@@ -81,7 +81,7 @@ def test_a_dry_run_accepts_and_refuses_what_a_session_does(here, folders):
         evaluation = dataclasses.replace(ON, chat=chat)
         session.rehearse(source, evaluation)
         for change, message in (
-            ({"vocabulary": "google/bare"}, "google/bare on the hub has none of the files that are read"),
+            ({"vocabulary": "google/bare"}, "google/bare on the hub has none of the files that can be read"),
             ({"vocabulary": "google/nothing"}, "knows no such model"),
             ({"target": "google/bare"}, "pair 'mine' has no vocabulary, but task tiny_translation is text"),
         ):

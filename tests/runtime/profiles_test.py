@@ -45,7 +45,7 @@ def _denied(path, content):
 @pytest.mark.parametrize(("place", "reason"), [
     ("{}/file", "file is a file"), ("{}/locked/traces", "Permission denied"),
     ("gs://bucket/traces", "give this account the role Storage Object User"),
-    ("s3://bucket/traces", "s3: is not read or written"),
+    ("s3://bucket/traces", "addresses of s3: can.t be read or written"),
 ])  # fmt: skip
 def test_a_place_that_cannot_be_written_is_refused_in_one_line(place, reason, bucket, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")

@@ -114,7 +114,7 @@ def test_an_error_names_the_damage_of_a_file(tmp_path, change, message):
 
 def test_a_wrong_card_is_refused(tmp_path):
     array_file.save(tmp_path / head_files.FILE, {}, {"depth": 1})
-    with pytest.raises(CheckpointError, match="its card lacks an entry"):
+    with pytest.raises(CheckpointError, match="the card\) lack an entry"):
         head_files.load(tmp_path / head_files.FILE)
 
 

@@ -73,7 +73,9 @@ def test_a_url_is_refused_and_no_folder_of_its_name_is_made(url, tmp_path, monke
     """`Path` makes one slash of two, so a path that was made of a URL is refused too."""
     monkeypatch.chdir(tmp_path)
     for use in (files.expanded, files.check_replaceable, lambda path: files.write_atomically(path, "")):
-        with pytest.raises(ValueError, match=f"{url}: {url.partition('/')[0]} is not read or written; copy or mount"):
+        with pytest.raises(
+            ValueError, match=f"{url}: addresses of {url.partition('/')[0]} can.t be read or written; copy or mount"
+        ):
             use(url)
     assert not os.listdir(tmp_path)
     assert str(files.expanded("C:/a")) == "C:/a" and str(files.expanded("a:b/c")) == "a:b/c"

@@ -109,7 +109,7 @@ def test_what_is_nowhere_is_called_so(empty_hub):
         FileNotFoundError, match="models/tiny does not exist here, and .* knows no such model: correct the"
     ):
         hub.located("models/tiny")
-    with pytest.raises(FileNotFoundError, match="google/pickles on the hub has none of the files that are read"):
+    with pytest.raises(FileNotFoundError, match="google/pickles on the hub has none of the files that can be read"):
         hub.located("google/pickles")
     with pytest.raises(ValueError, match="'hf:tiny' is no name on the hub: write hf:owner/name"):
         hub.located("hf:tiny")
@@ -120,7 +120,9 @@ def test_local_paths_win(empty_hub, tmp_path):
     Path("models/mine").mkdir(parents=True)
     for path in ("models/mine", "models/tiny", "./a/b", "a/model.bin", "a/b/c", "/a/b", "tiny"):
         assert hub.located(path) == Path(path) and not empty_hub.asked
-    assert "models/ is a folder here, so this is no name on the hub (that is hf:models/tiny)" in hub.hint("models/tiny")
+    assert "models/ is a folder here, so the hub was not asked (to read from the hub, give hf:models/tiny)" in hub.hint(
+        "models/tiny"
+    )
     assert not hub.hint("models/mine") and not hub.hint("./a/b")
     assert hub.located("hf:models/tiny").is_relative_to(tmp_path / "cache")
 
@@ -131,7 +133,9 @@ def test_a_path_object_is_local_because_pathlib_drops_the_dot(empty_hub):
     assert hub.located(Path("hf:google/tiny")).is_dir()
     for path in (Path("google/tiny"), "google/tiny/"):
         for read in (checkpoints.model_of, load_vocabulary):
-            with pytest.raises(FileNotFoundError, match="for the model on the hub give the text hf:google/tiny; "):
+            with pytest.raises(
+                FileNotFoundError, match="to read the model from the hub, give the text hf:google/tiny; "
+            ):
                 read(path)
 
 

@@ -32,7 +32,7 @@ def test_a_second_writer_is_refused_while_the_first_one_lives(bucket):
 def test_another_writer_gets_the_lease_of_a_dead_writer_after_it_expires(bucket, left):
     PLACE.write(left)
     began = time.monotonic()
-    said = "gs://bucket/a.jsonl was being written by (process 1 on a|an unknown process): waiting 0 s whether it lives"
+    said = "gs://bucket/a.jsonl was being written by (process 1 on a|an unknown process): waiting 0 s to see if it is"
     with pytest.warns(UserWarning, match=said), Lease(PLACE, STORE, SECONDS):
         assert time.monotonic() - began >= SECONDS
         assert PLACE.read_bytes() != left
@@ -42,7 +42,7 @@ def test_a_writer_that_lost_its_lease_raises_an_error_and_leaves_the_new_lease_u
     lease = Lease(PLACE, STORE, SECONDS)
     PLACE.write(b'{"host": "b", "process": 2}')
     lease._thread.join(5)
-    assert "belongs to process 2 on b now: some points may be measured twice" in str(recwarn[0].message)
+    assert "belongs to process 2 on b now: some settings may be measured twice" in str(recwarn[0].message)
     lease.release()
     assert PLACE.read_bytes() == b'{"host": "b", "process": 2}'
 

@@ -184,7 +184,7 @@ def test_a_suspended_process_leaves_no_checkpoint_that_counts(bucket, suspended_
     second = resumed()
     second.save(60, make(60.0), {}, wait=True)
     goes_on.set()
-    with pytest.raises(LockedError, match="states has changed: another process goes on with this run"):
+    with pytest.raises(LockedError, match="states has changed: another process continues this run"):
         first.close()
     assert any(name.startswith("100-") and "index" in name for name in STATES.below())
     for step in (70, 80):
@@ -201,7 +201,7 @@ def test_a_process_that_read_the_run_before_another_went_on_is_refused(bucket):
     first, second = resumed(), resumed()
     (STATES / "30-0123abcd" / "index-0-of-1.json").write(b"{}")  # completed after both have read the run
     second.save(20, make(20.0), {}, wait=True)
-    with pytest.raises(LockedError, match="another process goes on with this run"):
+    with pytest.raises(LockedError, match="another process continues this run"):
         first.save(40, make(40.0), {})
     assert saved_steps() == [10, 20] and same(latest()[0], make(20.0))
     (STATES / "owner").write(b"damaged")
@@ -247,7 +247,7 @@ def test_the_log_of_a_run_that_another_process_goes_on_with_is_not_replaced(buck
     again = runs.MetricsLog(place, 1, 1)
     assert place.read_text() == '{"step": 1}\n' and again.logged == 1
     log.append({"step": 3})
-    with pytest.raises(LockedError, match=r"metrics.jsonl has changed .* another process goes on with this run"):
+    with pytest.raises(LockedError, match=r"metrics.jsonl has changed .* another process continues this run"):
         log.flush()
     assert place.read_text() == '{"step": 1}\n'
 
@@ -261,7 +261,7 @@ def test_equal_content_of_another_process_is_no_permission_to_go_on(bucket):
     log.flush()  # the answer is lost, and the repeated request finds the process's own content
     assert next(lost, None) is None
     runs.MetricsLog(place, 1, 1)  # writes the same content
-    with pytest.raises(LockedError, match=r"metrics.jsonl has changed .* another process goes on with this run"):
+    with pytest.raises(LockedError, match=r"metrics.jsonl has changed .* another process continues this run"):
         log.flush()
 
 
@@ -340,7 +340,7 @@ def test_a_run_goes_on_while_the_process_that_it_replaces_wakes_up(bucket, unbro
     goes_on.set()
     first[0].send_signal(signal.SIGCONT)
     ((status, _, said),) = ended(first)
-    assert status == 1 and "another process goes on with this run" in said, said
+    assert status == 1 and "another process continues this run" in said, said
     ((status, output, said),) = ended(second)
     assert status == 0 and "damaged" not in said, said
     assert result(output) == unbroken and saved_steps()[-2:] == [99, 100]
