@@ -28,6 +28,6 @@ def _line() -> str:
 
 
 def print_version(argv: Sequence[str]) -> None:
-    """Ends the program after printing the version if the command line asks for it, for a command without `parser`."""
+    """Prints the version and ends the program if `argv` asks for it; for commands that do not use `parser`."""
     if "--version" in argv:
         parser(None).parse_args(["--version"])

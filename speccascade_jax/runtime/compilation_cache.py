@@ -7,7 +7,7 @@ begins with a digest of its remaining content: a damaged file is deleted before 
 No other file is ever deleted. Users may delete the folder at any time.
 
 Programs that are read from the folder are executed. For this reason the folder must belong to the user alone; a folder
-that others can write to is not used. A place in a bucket (`gs://…`) outlives machines that vanish; there, the
+that others can write to is not used. The folder may be in a bucket (`gs://…`), which outlives the machine; there, the
 bucket's own permissions decide who can write.
 """
 
@@ -69,7 +69,7 @@ def switch_on() -> None:
         said = f"compiled programs are not cached ({error}), so every start compiles them again. {remedy}"
         warnings.warn(said, stacklevel=3)
         return
-    if isinstance(path, BucketPath):  # XLA would open its own caches, of a GPU's choices, below this path by itself
+    if isinstance(path, BucketPath):  # XLA would look for its own caches, such as autotuning results, below this path
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     _check_what_is_read(path)
     jax.config.update("jax_compilation_cache_dir", str(path))
@@ -80,7 +80,7 @@ def switch_on() -> None:
 
 @functools.cache
 def _tell_compiling() -> None:
-    """Makes signs of life (`progress`) say when JAX compiles a program, and leave that time out of remaining times."""
+    """Makes lines of progress (`progress`) say when JAX compiles a program, and leaves that time out of their estimates."""
 
     def begins(event: str, **_: Any) -> None:
         if event == "/jax/compilation_cache/compile_requests_use_cache":  # the first event of a compilation
@@ -114,7 +114,8 @@ def _refuse_unsafe(path: Path) -> None:
 class _Checked:
     """A cache of compiled programs whose files begin with a digest; implements JAX's `CacheInterface`.
 
-    A bucket that has failed once is not asked again, because each answer would take a minute of tries.
+    After one failed request to a bucket the cache stays unused, because every further request would be retried for a
+    minute.
     """
 
     def __init__(self, path: Path):

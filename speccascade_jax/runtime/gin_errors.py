@@ -25,10 +25,10 @@ _BARE_TEXT = re.compile(r"[^\s\"'()\[\]{}]*[A-Za-z][^\s\"'()\[\]{}]*")
 READ = list[str]()
 """The gin files that the last `gin_flags.parse_gin` read, with their includes."""
 _SETTING = re.compile(r"(?:[\w/]+\.)*(\w+)=")
-"""Beginning of a message about a value, `Settings.block_size=`."""
+"""Matches the beginning of a message about a value, such as `Settings.block_size=`."""
 _CALL = re.compile(r"\n  In call to configurable [^\n]*")
 _MACRO = re.compile(r"([A-Za-z_][\w/]*)\s*=")
-"""Beginning of a setting whose name has no dot."""
+"""Matches the beginning of a setting without a dot in its name, which is a macro."""
 _PLACE = re.compile(r"\n  In (?:file \"(.*)\", line (\d+)|bindings string line \d+)\n[^\n]*(?:\n +\^)?")
 
 
@@ -56,9 +56,10 @@ def explained(error: BaseException, reading: str = "") -> str:
 
 
 def _set_at(message: str) -> str:
-    """Returns file and line of the only binding with the name and the value that a message begins with, else "".
+    """Returns file and line of the binding that a message such as "block_size=0 is not …" begins with.
 
-    Gin forgets where it has read a value, but a message such as "block_size=0 is not …" comes after the reading.
+    Gin does not remember where it read a value, so the gin files are searched. The result is "" unless exactly one
+    binding has this name and value.
     """
     if not (setting := _SETTING.match(message)):
         return ""
@@ -226,7 +227,7 @@ def check() -> None:
 
 
 def check_macros(bindings: Sequence[str]) -> None:
-    """Checks that gin uses each macro that the command line sets. Gin itself ignores one that nothing refers to.
+    """Checks that gin uses each macro that the command line sets; gin itself silently ignores unused macros.
 
     Args:
         bindings: the settings, each as "NAME = VALUE".
@@ -255,7 +256,7 @@ def _macros_in_use() -> list[str]:
 
 
 def _unused(name: str, used: Sequence[str]) -> str:
-    """Returns the error message for a macro without effect. The name may be that of an argument or a wrong spelling."""
+    """Returns the error message for an unused macro, whose name may be misspelt or be the name of an argument."""
     owners = {selector for _, selector in gin.config._CONFIG if selector != "gin.macro"}
     meant = sorted(
         f"{owner.rpartition('.')[2]}.{name}"

@@ -1,8 +1,8 @@
 """Several processes that decode together: connecting, agreeing on values, printing, and ending together.
 
 Every process runs the same program on the same examples, and holds a part of the arrays on its own devices. Values that
-could differ between processes are those of the first process: the content of a store and the time. Only the first
-process prints. In a single process, the functions of this module do nothing.
+could differ between processes, such as the time and the content of files, are taken from the first process. Only the
+first process prints. In a single process, the functions of this module do nothing.
 
 Without further measures, a process that waits for a killed process would wait until JAX's heartbeat fails and then
 abort with a page of traces. For this reason, every process keeps a connection to the first process and sends a byte
@@ -41,12 +41,12 @@ from speccascade_jax.storage.buckets import BucketPath
 from speccascade_jax.storage.files import expanded, make_folder
 
 HEARTBEAT = 150
-"""Seconds without a heartbeat after which JAX aborts all processes. This module notices a broken connection at once,
-and a silent one earlier."""
+"""Seconds without a heartbeat after which JAX aborts all processes. This module acts earlier: at once if a connection
+breaks, and after `SILENCE` seconds if nothing arrives through it."""
 SILENCE = 90.0
 """Number of seconds after which a process that sends no bytes, because it is suspended or cut off, counts as dead."""
 BEAT = 5.0
-"""Number of seconds between two bytes by which a process shows that it goes on."""
+"""Number of seconds between two bytes by which a process shows that it is alive."""
 STATUS = 75
 """Exit status of a process that ends because another process has died ("try again" in `sysexits.h`)."""
 COMING = 300.0
@@ -63,7 +63,7 @@ _DONE = b"."
 _ALIVE = b"\0"
 _SILENT = b"?"
 _FAILED = b"!"
-"""First byte of an error message, which ends with the connection."""
+"""First byte of an error message; the message ends where the connection closes."""
 _ENDING = threading.Lock()
 """Held by the thread that says why this process ends; it is never released, so that only one thread does."""
 _CONNECTIONS: dict[int, socket.socket] = {}
@@ -72,7 +72,7 @@ _LISTENERS: list[threading.Thread] = []
 """Threads that read the sockets; each ends when the process at the other end is done."""
 _AGAIN = f"on all hosts, {interrupts.SAME}"
 _NO_CLUSTER = "coordinator_address should be defined"
-"""Part of JAX's message where it detects no cluster; other failures come from a cluster that it has detected."""
+"""Part of JAX's error message if it detects no cluster; with any other message, it has detected one and then failed."""
 _PORT = 8476
 _SHOWN = 3
 """Number of different settings that an error shows."""
@@ -108,21 +108,21 @@ def begin(
     """
     _check(coordinator, count, index)
     if index:
-        progress.end()  # now, because the first process alone shows what all are doing
+        progress.end()  # from here on, only the first process shows progress, on behalf of all
     folder = None if logs is None else _log_folder(logs)
     if coordinator is None and not (asked or _in_a_cluster() or _may_be_a_pod()):
         return
     if coordinator is not None and count is not None and index is not None:
         _meet(coordinator, count, index)
     options: dict[str, Any] = {"local_device_ids": _own_devices(), "heartbeat_timeout_seconds": HEARTBEAT}
-    options["initialization_timeout"] = int(2 * COMING)  # never reached, because JAX then aborts with pages of traces
+    options["initialization_timeout"] = int(2 * COMING)  # `_in_time` ends earlier: JAX would abort with pages of traces
     try:
         with _in_time():
             jax.distributed.initialize(coordinator, count, index, **options)
     except (ValueError, RuntimeError, OSError) as error:
         if _NO_CLUSTER in str(error) and not (asked or _in_a_cluster()):
             return
-        alone = f" (localhost:{_PORT}, 1 and 0 for a machine alone)" * (coordinator is None)
+        alone = f" (localhost:{_PORT}, 1 and 0 for a single machine)" * (coordinator is None)
         raise ValueError(f"the other processes were not found ({error}): give {_ALL}{alone}") from error
     _check_devices()
     if not first():
@@ -138,7 +138,7 @@ def begin(
 def _in_time() -> Iterator[None]:
     """Ends this process with `STATUS` if the block takes longer than `COMING` seconds.
 
-    A machine that starts later may then come in time for the next attempt.
+    `STATUS` means "try again": a machine that starts late can join the next attempt.
     """
     timer = threading.Timer(COMING, _late)
     timer.daemon = True
@@ -166,7 +166,7 @@ def _check_devices() -> None:
 
 
 def _log_folder(logs: str) -> Path:
-    """Makes the folder of logs, before this process is connected to others, which its error would leave waiting."""
+    """Makes the folder of logs and returns it; an error after this process is connected would leave others waiting."""
     folder = expanded(logs)
     if isinstance(folder, BucketPath):
         raise ValueError(f"--host_logs={logs}: give a local folder, and copy it to the bucket")
@@ -175,7 +175,7 @@ def _log_folder(logs: str) -> Path:
 
 
 def _log(folder: Path | None) -> TextIO:
-    """Opens the file for what a process other than the first prints; earlier runs' lines are kept."""
+    """Opens the file that receives what this process prints, for appending; the first process needs no such file."""
     if folder is None:
         return open(os.devnull, "w", encoding="utf-8")
     return open(folder / f"host-{jax.process_index()}.log", "a", buffering=1, encoding="utf-8")
@@ -202,7 +202,7 @@ def _is_address(coordinator: str) -> bool:
 
 
 def _meet(coordinator: str, count: int, index: int) -> None:
-    """Waits for all processes before JAX does, which would say nothing; ends this process if one does not come."""
+    """Waits for all processes, because JAX would wait for them silently; ends this process if another does not come."""
     try:
         rendezvous.meet(coordinator, count, index, COMING)
     except rendezvous.AbsentError as error:
@@ -216,7 +216,7 @@ def _in_a_cluster() -> bool:
 
 
 def _may_be_a_pod() -> bool:
-    """Returns whether this seems to be a TPU machine, where JAX itself finds out about other processes."""
+    """Returns whether this seems to be a TPU machine, on which JAX itself finds the other processes."""
     return find_spec("libtpu") is not None and os.environ.get("JAX_PLATFORMS", "") in ("", "tpu")
 
 
@@ -290,11 +290,12 @@ def check_same(
 ) -> None:
     """Raises ValueError if this process has other settings than the first one; all processes must call this function.
 
-    Processes with other settings run other programs, and would wait for each other without end.
+    Processes with different settings would run different programs, and wait for each other forever.
 
     Args:
-        settings: texts of values, by name.
-        portable: a second text of the same values, by name, which may be equal where the first one is not.
+        settings: the settings' values as texts, by name.
+        portable: the same values as texts, but with folders removed from local paths, because hosts may hold a file in
+            different folders; a setting is accepted if either of its texts is the same in both processes.
         remedy: end of the error message.
     """
     here = {name: [text, (portable or settings)[name]] for name, text in settings.items()}
@@ -308,13 +309,13 @@ def check_same(
 
 
 def _differing(here: Sequence[str], first: Sequence[str]) -> tuple[str, str] | None:
-    """Returns the first texts of a value in two processes if all its texts differ, otherwise `None`."""
+    """Compares the texts of a setting in two processes: `None` if a pair is equal, otherwise the first pair."""
     pairs = list(zip(here, first, strict=True))
     return None if any(text == expected for text, expected in pairs) else pairs[0]
 
 
 def _difference(here: str, first: str) -> str:
-    """Returns two different texts of a value for an error, from shortly before the place where they differ."""
+    """Returns two texts of a setting for an error message, each from shortly before the place where they differ."""
     start = max(0, len(os.path.commonprefix([here, first])) - 30)
     texts = ["…" * bool(start) + shorten(text[start:], 90, placeholder=" …") for text in (here, first)]
     return f"{texts[0]} in process {jax.process_index()} and {texts[1]} in process 0"
@@ -461,7 +462,7 @@ def _watch(index: int, count: int, first_host: str | None) -> None:
 
 
 def _beat() -> None:
-    """Shows the other processes that this one goes on, as long as it runs."""
+    """Sends a byte every `BEAT` seconds, by which the other processes see that this one is alive."""
     while True:
         time.sleep(BEAT)
         _say(_ALIVE)

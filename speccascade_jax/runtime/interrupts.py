@@ -32,7 +32,7 @@ def _hang_up(*_: Any) -> None:
 
 @contextlib.contextmanager
 def _none_lost() -> Iterator[None]:
-    """Sends a signal again if Python drops its exception, as in JAX's callback of the garbage collector."""
+    """Sends a signal again if Python drops the exception that it raised, as in JAX's garbage-collector callback."""
     before = sys.unraisablehook
 
     def again(dropped: "sys.UnraisableHookArgs") -> None:
@@ -54,7 +54,7 @@ def told(how: str) -> Iterator[None]:
 
     SIGHUP, which a closed terminal sends, does what SIGTERM does, unless `nohup` has switched it off.
 
-    Inside the block, every `UserWarning` is printed as one line, too, and the program shows signs of life (`progress`).
+    Inside the block, every `UserWarning` is printed as one line, too, and the program reports progress (`progress`).
 
     Args:
         how: the printed advice on how to continue.

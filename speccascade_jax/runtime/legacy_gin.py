@@ -22,7 +22,7 @@ _IMPORT = re.compile(rf"^{_FROM}import[ \t]+(?P<module>[\w.]+)(?P<alias>[ \t]+as
 _CLASS = re.compile(r"(?P<module>(?:(?:\w+\.)*points\.)?)(?P<name>Method|Sampling)")
 _MAKING = re.compile(r"\bmaking\.make$")
 _TOOK = {"method": "Method", "sampling": "Sampling"}
-"""Class of the value of each old argument, for functions that now take `settings`."""
+"""Old arguments of functions that now take `settings`, with the old classes of the arguments' values."""
 _WARNED = set[str]()
 
 
@@ -56,7 +56,8 @@ class Statement(NamedTuple):
         inside: whether the statement is a line of a block.
         scope, selector: the function or class whose argument is bound, and its gin scope.
         argument: the bound argument; empty for the beginning of a block.
-        part: the bound reference, if the statement gives a function its `method` or its `sampling`.
+        part: match of the value, if it is a reference to `Method` or `Sampling` for an argument `method` or `sampling`;
+            otherwise `None`.
     """
 
     start: int

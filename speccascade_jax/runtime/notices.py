@@ -28,7 +28,7 @@ def said_if_long(describe: Callable[[], str], after: float = LONG) -> Iterator[N
         describe: returns a description of the operation; called only if the block takes longer than `after` seconds.
         after: number of seconds before the description is printed.
     """
-    # a command shows its stages itself, also in log files
+    # commands already report progress themselves, also in log files
     begin, waits, words = time.perf_counter(), _somebody_waits() and not progress.is_shown(), list[str]()
 
     def say(text: str) -> None:

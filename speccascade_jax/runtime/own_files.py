@@ -21,8 +21,7 @@ def load(name: str) -> ModuleType:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file's name is not a valid module name, another module already has this name, or there is
-            neither
-            a file nor a module of this name.
+            neither a file nor a module of this name.
         Exception: any error from the file itself, with a note that names the file.
     """
     path = expanded(name)
@@ -71,11 +70,11 @@ def loaded() -> dict[str, str]:
 
 
 def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
-    """Imports the user's files that a record lists, or that the command line or another process names.
+    """Imports the user's files that a stored record lists, or that the command line or another process names.
 
     Args:
-        recorded: paths of files; a record's dictionary of module names and paths skips modules that are already
-            imported.
+        recorded: paths of the files, all of which are imported, or a dictionary from module names to paths, as records
+            hold it, of which modules that are already imported are skipped.
     """
     if isinstance(recorded, Mapping):
         recorded = [path for module, path in recorded.items() if module not in sys.modules]

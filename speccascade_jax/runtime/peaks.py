@@ -8,7 +8,7 @@ from typing import Any
 
 PEAK_FLOPS = {
     "v4": 275e12, "v5e": 197e12, "v5p": 459e12, "v6e": 918e12,
-    "tpu7x": 1153e12,  # half a chip: two devices are on one
+    "tpu7x": 1153e12,  # half of a chip's peak, because JAX counts two devices per chip
     "a100": 312e12, "h100": 989.4e12, "h200": 989.4e12, "b200": 2250e12,
 }  # fmt: skip
 """Peak bfloat16 operations per second of one device, as JAX counts devices, by the chip's name."""
@@ -19,7 +19,8 @@ _NAMES = {
     "NVIDIA A100-PCIE-40GB": "a100", "NVIDIA A100 80GB PCIe": "a100", "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200", "NVIDIA B200": "b200",
 }  # fmt: skip
-"""Chip's name by `device_kind`; libtpu and JAX name some TPUs differently. An H100 on PCIe has another peak."""
+"""Chip's name by `device_kind`. libtpu and JAX name some TPUs differently. H100 on PCIe, with a lower peak, is absent.
+"""
 
 
 def peak_flops(device: Any) -> float | None:

@@ -1,7 +1,7 @@
 """Platform that programs are traced for, and whether Pallas kernels replace parts of them.
 
-JAX chooses between implementations when it lowers a program, after both have been traced. This module chooses before,
-so that a program for a CPU is not traced through kernels that it does not contain.
+JAX chooses between implementations when it lowers a program, after both have been traced. This module chooses before
+tracing, so that a program for a CPU is not traced through kernels that it does not contain.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 SWITCH = "SPECCASCADE_KERNELS"
-"""Environment variable that lets XLA compile all parts of a program if its value is `0`."""
+"""Environment variable; with the value `0`, no Pallas kernels are used and XLA compiles all parts of a program."""
 GPUS = ("cuda", "gpu")
 """Platforms whose kernels Triton compiles."""
 VMEM = {"TPU v5 lite": 120, "TPU v5e": 120, "TPU v6 lite": 120, "TPU v6e": 120}
@@ -49,7 +49,7 @@ def traced_for(name: str, kind: str = "") -> Iterator[None]:
 def interpreted(parameters: Any, name: str = "tpu") -> Iterator[None]:
     """Runs the kernels for TPUs or GPUs on this machine, slowly, as tests do.
 
-    JAX keeps traced functions, so call `jax.clear_caches` before and after the block.
+    JAX caches traced functions, so call `jax.clear_caches` before and after the block.
 
     Args:
         parameters: `pltpu.InterpretParams`, or `True` for Pallas' interpreter of any platform's kernels.

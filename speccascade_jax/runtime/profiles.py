@@ -14,7 +14,7 @@ from speccascade_jax.runtime import hosts
 from speccascade_jax.storage.files import expanded, write_atomically
 
 _PROBE = ".writable-{}"
-"""Name of the probe with a random part, because processes that start together share a folder, such as two shards."""
+"""Name of the file that `check_place` writes; its random part differs in processes that check one folder together."""
 
 
 def host_folder(place: str | Path) -> Path:

@@ -1,9 +1,9 @@
-"""A recipe: commands of the project that follow each other, each a process of its own.
+"""Recipes: commands of the project that run one after the other, each in its own process.
 
-The commands keep their own state and resume by themselves, so a recipe keeps none. It starts every command again that
-has not written its result, and skips the others. A step without a result is a command that ends at once if there is
-nothing to do, such as a sweep. This is less than a workflow engine: no graph, no time stamps, and no other dependency
-than the order of the steps. Settings of a finished step are not compared: another setting needs another folder.
+Interrupted commands resume by themselves, so a recipe stores no state. It skips every step whose result exists, and
+starts the others. A step without a result is always started; it suits commands that end at once if there is nothing to
+do, such as a sweep. A recipe is less than a workflow engine: it has no graph and no time stamps, and steps depend only
+on the order. Settings of a finished step are not compared, so use another folder for other settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Step:
         name: what the step does, for progress.
         command: the module in `experiments`, such as "finetune".
         files: its gin files, in order; empty names are left out.
-        settings: its gin settings, as `--gin.NAME=VALUE`; strings have quotes of their own, as in gin.
+        settings: its gin settings, passed as `--gin.NAME=VALUE`; strings are written in quotes, as in gin.
         arguments: its other arguments; empty ones are left out.
         result: path of a file or folder that exists once the command is complete; empty: the command always runs.
     """
@@ -43,7 +43,7 @@ class Step:
     result: str = ""
 
     def words(self, values: Mapping[str, Any]) -> list[str]:
-        """Returns the arguments of the step's command, filled in.
+        """Returns the arguments of the step's command, in which `{name}` is replaced by values.
 
         Raises:
             ValueError: a text names a value that the recipe does not have.
@@ -79,12 +79,13 @@ def run(
     Args:
         folder: folder of the recipe's runs, `{folder}` in the steps.
         steps: the steps.
-        before: steps before these, which a file of sizes adds.
-        values: further texts that the steps name; they may name each other.
+        before: steps that run before `steps`; a gin file can add them without changing `steps`.
+        values: texts that replace `{name}` in the steps, by name; they may themselves contain names of other texts.
         dry_run: whether the commands are only printed.
 
     Raises:
-        ValueError: a step names a value that the recipe does not have, or a place is in a bucket; nothing has run then.
+        ValueError: a step names a value that the recipe does not have, or the folder or a result is in a bucket. Raised
+            before any step runs.
         LockedError: another recipe runs in the folder.
     """
     texts = {**(values or {}), "folder": folder}
@@ -113,7 +114,7 @@ def run(
 
 
 def _check_local(*places: Path | None) -> None:
-    """Raises ValueError for a place in a bucket, where a folder exists before it is complete."""
+    """Raises ValueError for a path in a bucket, where a folder's existence does not show that it is complete."""
     for place in places:
         if isinstance(place, BucketPath):
             remedy = "give a local one, or start the steps yourself (--gin.recipe.run.dry_run=True prints them)"

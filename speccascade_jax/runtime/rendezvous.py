@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 import jax
 
 RESOLVING = 60.0
-"""Number of seconds in which a host's name must become known: names of new machines may come late."""
+"""Number of seconds within which a host's name must resolve: the names of new machines may be registered late."""
 FOREIGN = 30.0
-"""Number of seconds in which a port may belong to another program, such as an earlier run that is still ending."""
+"""Number of seconds to wait for a port that another program uses, such as an earlier run that is still ending."""
 LINGERING = 10.0
-"""Number of seconds in which the first process tells late processes the error with which it ends."""
+"""Number of seconds for which the first process, before it ends with an error, tells late processes this error."""
 NOTICES = (10.0, 60.0)
 """Seconds before the first line that says what a process waits for, and between further lines."""
 _GREETING = b"speccascade_jax 1\n"
@@ -83,7 +83,7 @@ class _Waiting:
         return time.monotonic() - self._began
 
     def check(self, missing: str) -> None:
-        """Prints what is missing if it is time for that; raises AbsentError if the time is over."""
+        """Prints what is missing when a line is due (`NOTICES`); raises AbsentError when the waiting time is over."""
         if self.passed > self.seconds:
             raise AbsentError(f"{missing} did not come within {self.seconds:.0f} s")
         if self.passed > self._next:
@@ -99,7 +99,7 @@ class _Guest:
     connection: socket.socket
 
     def has_ended(self) -> bool:
-        """Returns whether the process, which has sent all that it sends, has closed the connection."""
+        """Returns whether the process has closed the connection; it sends nothing after its first line."""
         self.connection.setblocking(False)
         try:
             return self.connection.recv(1) == b""
@@ -119,7 +119,7 @@ def _gather(this: Process, address: tuple[str, int], waiting: _Waiting) -> None:
             while absent := sorted({*range(1, this.count)} - {guest.process.index for guest in guests}):
                 waiting.check(f"process {', '.join(map(str, absent))} of {this.count} at {waiting.coordinator}")
                 guest = _next_guest(server)
-                guests = [other for other in guests if not other.has_ended()]  # such a process may come again
+                guests = [other for other in guests if not other.has_ended()]  # a restarted one connects again
                 if guest:
                     guests.append(guest)
                     _compare([this, *(other.process for other in guests[:-1])], guest.process)
@@ -291,7 +291,7 @@ def _last_line(connection: socket.socket, until: float, waiting: _Waiting | None
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Returns the next line, or less if the connection closes or the line is longer than any of ours."""
+    """Returns the next line, or a part of it if the connection closes or the line is longer than processes send."""
     words = b""
     while not words.endswith(b"\n") and len(words) < 4096 and (received := connection.recv(1)):
         words += received

@@ -14,9 +14,9 @@ from absl import flags
 from speccascade_jax.runtime import recipe_header, shorthands
 
 SIZES: Mapping[str, str] = {"quick": "configs/sizes/quick.gin", "full": "configs/sizes/published.gin"}
-"""Flags that set the numbers of examples, and the gin files that do so, read last."""
+"""Flags that set the numbers of examples, and the gin files with these numbers, which gin reads last."""
 POLICY_SIZES = {"quick": "configs/sizes/quick_policy.gin", "full": "configs/sizes/published_policy.gin"}
-"""The same of `experiments.train_policy`, whose examples are those of its data."""
+"""The same for `experiments.train_policy`: its data determine the examples, so the flags set the number of policies."""
 _SIZED = {
     "quick": "a first look: 16 examples, 8 of them timed, or few policies",
     "full": "the published size: 500 examples, all of them timed in 3 trials, or all policies",
@@ -58,7 +58,7 @@ class Offered:
         return "\n".join(["\nShort flags:\n", *lines]) if lines else ""
 
     def files(self, named: Sequence[str]) -> list[str]:
-        """Returns the gin files that the command reads: those that it names, or the default one, and a size's.
+        """Returns the gin files to read: those of the command line, or the default one, and then that of the size.
 
         Raises:
             ValueError: both sizes are chosen.
@@ -73,7 +73,7 @@ class Offered:
 
         Args:
             typed: the other bindings of the command line.
-            again: whether a record is measured again, whose place is its own.
+            again: whether the command measures a stored record again, for which the results' place is not renamed.
         """
         texts, size = self._texts(), self._size()
         lines = shorthands.bindings(self.function, texts, typed)
@@ -104,7 +104,7 @@ class Offered:
 
 
 def _remembered(lines: Iterator[str]) -> Iterator[str]:
-    """Yields the lines, and keeps their places, which the command prints after all checks."""
+    """Yields bindings of results' places, and remembers the places, which the command prints after all checks."""
     for line in lines:
         recipe_header.remember_place(ast.literal_eval(line.partition(" = ")[2]))
         yield line

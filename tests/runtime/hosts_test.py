@@ -64,7 +64,7 @@ def test_a_host_of_a_cluster_never_goes_on_alone(raised, variables, asked, goes_
     if goes_on:
         hosts.begin(asked=asked)
         return
-    remedy = r"the other processes were not found .*: give --coordinator_address, .* 1 and 0 for a machine alone"
+    remedy = r"the other processes were not found .*: give --coordinator_address, .* 1 and 0 for a single machine"
     with pytest.raises(ValueError, match=remedy) as refused:
         hosts.begin(asked=asked)
     assert str(raised) in str(refused.value)

@@ -335,8 +335,7 @@ class Interface(NamedTuple):
     Attributes:
         major, minor: the version, which a handler must report.
         schedule, threads: byte offsets, in XLA's table of functions, of the functions `Schedule` and `NumThreads` of
-            its
-            thread pool.
+            its thread pool.
     """
 
     major: int
