@@ -1,18 +1,19 @@
 """Checkpoints of a training run in a bucket, written in the background by all hosts, and verified when read.
 
-Objects cannot be renamed, so Orbax would need `gcsfs` and marks of its own. Here, each process packs the parts of the
-arrays that its devices hold into objects of up to 64 MB below `states/<step>-<token>/`, and then writes its index: the
-parts and the digest of each of its objects. The token is new in every process that trains, so their objects never mix.
-A checkpoint is complete once the indexes of all processes exist. The first object that a deletion removes is therefore
-an index.
+Orbax is not used: a bucket cannot rename objects, so Orbax would need `gcsfs` and files that mark a complete
+checkpoint. Here, each process packs the parts of the arrays that its devices hold into objects of up to 64 MB below
+`states/<step>-<token>/`. Then it writes an index, which lists the parts and the digest of each of its objects. The
+token is a random name of one training process (with several hosts, of one joint start), so objects of different starts
+never mix. A checkpoint is complete once the indexes of all processes exist. A deletion therefore removes an index
+first.
 
-A process that was suspended, and whose run another process goes on with, may still complete a checkpoint when it wakes
-up. The object `states/owner` therefore says which checkpoints count: those with the token of the process that wrote it
-last, and those that were complete when this process read the run. It is replaced before the first checkpoint, and only
-if it has not changed since the run was read.
+A process may be suspended while another process continues its run, and may complete a checkpoint when it wakes up.
+The object `states/owner` therefore lists which checkpoints count: those with the owner's token, and those that were
+complete when the owner read the run. A process becomes the owner by replacing the object before its first checkpoint;
+this fails if the object has changed since the process read the run.
 
-A host reads the objects that hold parts of its devices' arrays: on the mesh that wrote them the bytes that it wrote,
-on another mesh possibly all.
+A host reads only objects that hold parts of its devices' arrays. On the mesh that wrote the checkpoint, these are the
+bytes that the host itself wrote; on another mesh they may be all objects.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from speccascade_jax.storage.errors import LockedError
 from speccascade_jax.training.states import IN_BUCKET, DamagedError, States, named_leaves
 
 _LARGEST = 1 << 26
-"""Bytes of an object, unless a single row of an array has more."""
+"""Largest number of bytes of an object, unless a single row of an array has more."""
 _THREADS = 4
-"""Objects that are written or read at the same time."""
+"""Number of objects that a process writes or reads at the same time."""
 _DAMAGED = "damaged"
 """Object that marks a checkpoint as damaged, so that its step can be saved again."""
 _OWNER = "owner"
@@ -71,8 +72,8 @@ class BucketStates(States):
         self._place = folder / self.folder.name
         self._token = uuid.uuid4().hex[:8]
         self._places: dict[int, BucketPath] = {}  # places of complete checkpoints by step, when the run was read
-        self._generation: bytes | None = None  # generation of the owner's object at that time
-        self._objects: dict[str, dict[str, Any]] = {}  # what the indexes of the verified checkpoint say
+        self._generation: bytes | None = None  # generation of `states/owner` at that time
+        self._objects: dict[str, dict[str, Any]] = {}  # entries of the verified checkpoint's indexes, by object
         self._writing: Future[None] | None = None
 
     def save(self, step: int, state: Any, position: dict[str, Any], wait: bool = False) -> None:
@@ -96,7 +97,7 @@ class BucketStates(States):
             self._writing.result()
 
     def _listed(self) -> dict[str, set[str]]:
-        """Returns the objects of all checkpoints, complete or not, by the names of their folders."""
+        """Returns the names of the objects of each checkpoint, complete or not, by the name of its folder."""
         listed: dict[str, set[str]] = {}
         for name in self._place.below():
             folder, _, rest = name.partition("/")
@@ -110,7 +111,7 @@ class BucketStates(States):
         )
 
     def _owner(self) -> tuple[dict[str, Any] | None, bytes]:
-        """Returns the content of the owner's object, `None` if it is absent, and its generation."""
+        """Returns the content of `states/owner` (`None` if it is absent) and the object's generation."""
         place = self._place / _OWNER
         content, generation = place.read()
         if content is None:
@@ -122,13 +123,13 @@ class BucketStates(States):
             raise ValueError(f"{place} is damaged: remove it, and start the run again") from None
 
     def _complete(self, owner: dict[str, Any] | None) -> dict[int, BucketPath]:
-        """Returns the places of complete checkpoints that count, by step."""
+        """Returns the paths of the complete checkpoints that `owner` lists (all if it is `None`), by step."""
         complete = sorted(name for name, objects in self._listed().items() if _is_complete(objects))
         places = [self._place / name for name in complete if owner is None or _counts(name, owner)]
         return {int(place.name.partition("-")[0]): place for place in places}
 
     def _steps(self) -> list[int]:
-        # The owner's object is read first: if it changes before the checkpoints are listed, `_take_over` fails.
+        # `states/owner` is read first, so that `_take_over` fails if another process becomes the owner during the list.
         owner, self._generation = self._owner()
         self._places = self._complete(owner)
         return sorted(self._places)
@@ -148,7 +149,7 @@ class BucketStates(States):
         return LockedError(f"{self.folder} has changed: another process continues this run; end one of the two")
 
     def _clean_up(self) -> None:
-        """Marks damaged checkpoints, and deletes unfinished ones and those that do not count."""
+        """Marks damaged checkpoints, becomes the owner, and deletes checkpoints that are unfinished or do not count."""
         if self._generation is None:
             self._steps()
         for step in self._damaged:
@@ -159,7 +160,10 @@ class BucketStates(States):
                 _delete(self._place / name)
 
     def _take_over(self) -> dict[str, Any]:
-        """Makes this process's checkpoints count, and of others only those that it has seen; returns the new owner."""
+        """Makes this process the owner of the run; returns the new content of `states/owner`.
+
+        From then on, this process's checkpoints count, and of other checkpoints only those that it has seen.
+        """
         kept = [place.name for step, place in self._places.items() if step not in self._damaged]
         owner = {"run": self._token, "kept": kept}
         content = json.dumps(owner).encode()
@@ -184,7 +188,7 @@ class BucketStates(States):
         return records[0]
 
     def _places_of_all(self) -> dict[int, BucketPath]:
-        """Returns the places of complete checkpoints that the first process has listed."""
+        """Returns the paths of the complete checkpoints by step, as the first process has listed them."""
         places = hosts.agreed({str(step): place.name for step, place in self._places.items()})
         self._places = {int(step): self._place / name for step, name in places.items()}
         return self._places
@@ -208,16 +212,16 @@ def _parts(state: Any) -> Iterator[Part]:
     """Yields the parts of arrays that this process writes: each part of a replicated array is written once."""
     for name, leaf in named_leaves(state).items():
         if leaf.is_fully_addressable and not hosts.first():
-            continue  # an array of its own in every process, with equal values
+            continue  # not spread over hosts: every process has its own array, with equal values
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:
-                # on a CPU the device's own bytes, which a step that donates the array then leaves alone
+                # on a CPU, this is a view of the device's memory, which JAX then keeps even if a step donates the array
                 values = np.asarray(shard.data)
                 yield from _cut(Part(name, _bounds(shard.index, leaf), values))
 
 
 def _cut(part: Part) -> Iterator[Part]:
-    """Yields a part in pieces along its first axis that fit into an object."""
+    """Cuts a part along its first axis into pieces that fit into one object each, and yields them."""
     if part.values.nbytes <= _LARGEST or not part.bounds:
         yield part
         return
@@ -229,7 +233,7 @@ def _cut(part: Part) -> Iterator[Part]:
 
 
 def _packed(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yields groups of parts that fit into an object."""
+    """Yields groups of consecutive parts, each of which fits into one object."""
     group: list[Part] = []
     size = 0
     for part in parts:
@@ -266,7 +270,7 @@ def _is_complete(names: set[str]) -> bool:
 
 
 def _counts(name: str, owner: dict[str, Any]) -> bool:
-    """Returns whether a checkpoint's folder is one of the owner's, or one that the owner has seen."""
+    """Returns whether the checkpoint in folder `name` was written by the owner or was complete when the owner began."""
     return name.partition("-")[2] == owner["run"] or name in owner["kept"]
 
 
@@ -292,7 +296,7 @@ def _volume(part: Bounds) -> int:
 
 
 def _covered(arrays: dict[str, list[Any]], objects: dict[str, dict[str, Any]]) -> bool:
-    """Returns whether the parts, which do not overlap, add up to all values of all arrays."""
+    """Returns whether the parts in the objects, which do not overlap, together hold all values of all arrays."""
     sizes = dict.fromkeys(arrays, 0)
     for entry in objects.values():
         for name, part in entry["parts"]:
@@ -306,7 +310,7 @@ def _bounds(index: Any, leaf: Any) -> Bounds:
 
 
 def _blocks(leaf: jax.ShapeDtypeStruct) -> dict[Bounds, np.ndarray]:
-    """Returns memory for the distinct parts of an array that this process's devices hold, by their bounds."""
+    """Allocates empty arrays for the distinct parts of an array that this process's devices hold, by their bounds."""
     sharding = cast(jax.sharding.Sharding, leaf.sharding)
     wanted = {_bounds(index, leaf) for index in sharding.addressable_devices_indices_map(leaf.shape).values()}
     return {part: np.empty([stop - start for start, stop in part], leaf.dtype) for part in wanted}
@@ -323,7 +327,7 @@ def _is_needed(parts: Sequence[Any], blocks: dict[str, dict[Bounds, np.ndarray]]
 
 
 def _read(place: BucketPath, name: str, entry: dict[str, Any], blocks: dict[str, dict[Bounds, np.ndarray]]) -> bool:
-    """Copies the parts in an object to where they are needed; returns False if the object is damaged or missing."""
+    """Copies the parts in an object into `blocks`; returns False if the object is damaged or missing."""
     content, _ = (place / name).read()
     if content is None or checksums.digest(content) != entry["digest"]:
         return False

@@ -27,7 +27,7 @@ from speccascade_jax.training.runs import TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochTrainer:
-    """Settings that all trainers on acceptance data (`experiments.make_acceptance_data`) share.
+    """Settings common to all trainers on acceptance data, which `experiments.make_acceptance_data` writes.
 
     Attributes:
         run_dir: folder of the state, the metrics and the result; training resumes if the folder holds a run.
@@ -98,7 +98,7 @@ class EpochRun(runs.Run):
     """
 
     FREE: ClassVar[tuple[str, ...]] = ("run_dir", "data", "save_every_seconds")
-    """Settings that do not change the result."""
+    """Settings that do not change the result, so a resumed run may change them."""
     steps_per_epoch: int
     total: int
     data: Any
@@ -126,7 +126,7 @@ class EpochRun(runs.Run):
         """Logs the results of a step; `step` is the number of steps taken so far."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that the result depends on, and the key of the data."""
+        """Returns the settings that the result depends on, and a hash that identifies the data."""
         chosen = {name: value for name, value in dataclasses.asdict(self.trainer).items() if name not in self.FREE}
         return dict(files.plain(chosen | {"data": self.data.key}))
 
@@ -191,7 +191,7 @@ class AcceptanceRun(EpochRun):
         return self.evaluate() if self.evaluated is None else self.evaluated
 
     def facts(self) -> dict[str, Any]:
-        """Returns the entries about training data and steps that the card of the written file holds."""
+        """Returns the entries about training data and steps for the metadata (`Card`) of the written file."""
         prompts, positions = len(self.train_rows), int(self.data.examples.lengths[self.train_rows].sum())
         return {"data": self.data.key, "prompts": prompts, "positions": positions, "steps": int(self.state.step)}
 

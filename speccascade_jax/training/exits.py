@@ -76,7 +76,8 @@ class ExitTrainer(EpochTrainer):
 
 
 Lesson = tuple[list[Array], Array, Array]
-"""Hidden states `[B, T, E]` of all exits, log-probabilities `[B, T, V]` of the teacher, mask of real positions."""
+"""What the heads learn from one batch: hidden states `[B, T, E]` of each exit, log-probabilities `[B, T, V]` of the
+teacher, and the mask of positions without padding, bool `[B, T]`."""
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -88,8 +89,7 @@ def frozen(
     Args:
         models: the exits.
         teacher: the model whose log-probabilities are returned.
-        places: positions in `distinct_arrays` of each tree's arrays: first the trees of the exits, then the teacher's
-            tree.
+        places: for each exit and then the teacher, the indices in `distinct_arrays` of its parameters.
         distinct_arrays: the parameters of the exits and the teacher, each array once (`distinct`), so that shared
             layers are computed once.
         batch: `[B, T]`, prompts and the tokens after them.
@@ -104,14 +104,22 @@ def frozen(
 
 
 def head_log_law(model: Any, kernel: Array, hidden: Array) -> Array:
-    """Returns float32 log-probabilities `[..., V]` of an exit with its own head, computed as when the exit drafts."""
+    """Returns the float32 log-probabilities `[..., V]` of an exit with the head `kernel`, computed as in decoding."""
     params = {"decoder": {"logits_dense": {"kernel": kernel}}}
     logits: Array = model.model._apply(params, hidden, method="logits")
     return jax.nn.log_softmax(logits[..., : model.vocab_size])
 
 
 def divergences(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> Array:
-    """Returns the sum of `KL(teacher || exit)` in nats over the positions that `counted` `[B, T]` marks."""
+    """Returns the sum of `KL(teacher || exit)` in nats over the positions where `counted` `[B, T]` is true.
+
+    Args:
+        model: the exit.
+        kernel: its head.
+        hidden: `[B, T, E]`, its hidden states.
+        taught: `[B, T, V]`, the teacher's log-probabilities.
+        counted: bool `[B, T]`.
+    """
     log_law = head_log_law(model, kernel, hidden)
     terms = jnp.sum(jnp.where(taught > -jnp.inf, jnp.exp(taught) * (taught - log_law), 0.0), axis=-1)
     return jnp.sum(jnp.where(counted, terms, 0.0))
@@ -134,7 +142,11 @@ def train_step(models: Any, optimizer: optax.GradientTransformation, state: Trai
 
 @partial(jax.jit, static_argnums=0)
 def compared(model: Any, kernel: Array, hidden: Array, taught: Array, counted: Array) -> tuple[Array, Array, Array]:
-    """Returns three sums over positions: KL divergence, probability mass shared with the teacher, same greedy token."""
+    """Compares an exit with the teacher; returns three sums over the positions that `counted` marks.
+
+    These are the KL divergence in nats, the shared probability mass `Σ_v min(p(v), q(v))`, and the number of positions
+    where both have the same greedy token. The arguments are those of `divergences`.
+    """
     log_law = head_log_law(model, kernel, hidden)
     shared = jnp.sum(jnp.minimum(jnp.exp(log_law), jnp.exp(taught)), axis=-1)
     same = log_law.argmax(-1) == taught.argmax(-1)
@@ -185,7 +197,7 @@ class Run(AcceptanceRun):
         return super().settings() | {"init_from": None if self.given is None else self.given.fingerprint}
 
     def lesson(self, batch: Batch) -> Lesson:
-        """Returns hidden states of all exits, log-probabilities of the teacher, and the mask of real positions."""
+        """Computes the `Lesson` of a batch with the frozen layers."""
         distinct_arrays, places = distinct([*(exit.params for exit in self.exits), self.teacher.params])
         hidden, taught = frozen(self.models, self.teacher.model, places, distinct_arrays, batch)
         counted = np.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
@@ -212,7 +224,7 @@ class Run(AcceptanceRun):
         return scores
 
     def write(self) -> None:
-        """Writes all heads with their card, including heads of `init_from` that were not trained."""
+        """Writes all heads and their metadata (`Card`), including heads of `init_from` that were not trained."""
         start_heads = ({}, {}) if self.given is None else (self.given.kernels, self.given.card.towards)
         trained = {int(name): kernel for name, kernel in self.state.params.items()}
         towards, target = (

@@ -30,7 +30,7 @@ STATE_FILE = "state.msgpack"
 T = TypeVar("T")
 METRICS_FILE = "metrics.jsonl"
 EVERY = 5.0
-"""Seconds between writes of the metrics of a run in a bucket, whose server slows down writers of the same object."""
+"""Seconds between writes of a run's metrics to a bucket, because its server throttles frequent writes of one object."""
 FOLDER = "tensorboard"
 """Name of the folder in a run's folder for TensorBoard's event files."""
 
@@ -39,7 +39,7 @@ FOLDER = "tensorboard"
 class TrainState:
     """State that a training step changes: parameters, optimiser state, and int32 step count.
 
-    For acceptance and exit heads, the parameters are a dictionary by the name of a head.
+    For acceptance and exit heads, the parameters are a dictionary from the name of a head to its parameters.
     """
 
     params: Params
@@ -120,7 +120,7 @@ class Run:
 
 
 def time_left(began: float, done: int, total: int) -> str:
-    """Returns the estimated remaining time as clock text, if the remaining parts take as long as the `done` parts."""
+    """Returns the estimated remaining time as clock text, from the time that the first `done` of `total` parts took."""
     return clock_time((time.monotonic() - began) / done * (total - done))
 
 
@@ -128,7 +128,7 @@ def save_state(run_dir: Path, state: Any, position: dict[str, Any], place: lease
     """Writes the training state and the run's position in its data (plain numbers) to `run_dir`.
 
     Raises:
-        LockedError: another process has written the state, which is the object `place` in a bucket.
+        LockedError: the state is the object `place` in a bucket, and another process has written it.
     """
     payload = {"state": flax.serialization.to_state_dict(state), "position": position}
     content = flax.serialization.msgpack_serialize(payload)
@@ -178,10 +178,10 @@ def read_shard(
     Args:
         path: the file.
         kind: makes the result from the file's arrays.
-        damaged: words of the error message for an unreadable file.
+        damaged: description in the error message for an unreadable file.
         remedy: end of the error message for an unreadable file.
         key: the key that the file must have; `None`: any.
-        foreign: words of the error message for a file whose key is not `key`.
+        foreign: description in the error message for a file whose key is not `key`.
 
     Raises:
         ValueError: the file is unreadable, or its key is not `key`; the message names the file.
@@ -220,15 +220,15 @@ def alone(run_dir: Path) -> Iterator[None]:
 
 
 class MetricsLog:
-    """JSON-lines file with one object per record, each with its `step`; the numbers of records also go to `Scalars`.
+    """JSON-lines file with one record per line, each with its `step`; numbers in the records also go to `Scalars`.
 
     A record is one durable `write` to a file opened for appending, so a kill damages at most the last line. Opening the
     log again drops a damaged last line, and all records that were logged after the resumed state was saved. Of several
     processes, only the first writes, and only its `logged` counts the file's records.
 
-    In a bucket, where nothing can be appended, the object is written anew, at most every `EVERY` seconds and by
-    `flush`. It is written only if no other process has written it since, so a process that was suspended and whose run
-    another process goes on with ends here.
+    In a bucket, where nothing can be appended, the whole object is written again, at most every `EVERY` seconds and by
+    `flush`. The write fails if another process has written the object meanwhile. So if a process is suspended and
+    another one continues its run, the first ends with an error when it wakes up.
 
     Args:
         resume_step: step of the resumed state; logged: number of records at that time, if known.

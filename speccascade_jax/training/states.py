@@ -1,14 +1,14 @@
-"""Checkpoints of a training run that may have several hosts: written in the background, and verified when read.
+"""Checkpoints of a training run on one or several hosts, written in the background, and verified when read.
 
 Orbax writes and reads the arrays. Every host writes the parts of its own devices into one folder, which all hosts must
 see. Orbax writes under a temporary name, and renames the folder when all hosts have finished.
 
-Orbax does not notice a flipped bit in an array. Each checkpoint therefore holds a record: the digest of every file, the
-names and types of the arrays, and the position of the run in its data. The record is written before the folder gets its
-final name, so a checkpoint without a record is damaged, too.
+Orbax does not notice a flipped bit in an array. Each checkpoint therefore holds a file `record`: the digest of every
+other file, the names and types of the arrays, and the position of the run in its data. The record is written before the
+folder gets its final name, so a folder with a final name but without a record is damaged, too.
 
-Orbax's `CheckpointManager` is not used: it asks JAX about preemption under numbers of its own, after which
-`hosts.stop_here` would not end a run on several hosts any more.
+Orbax's `CheckpointManager` is not used: it calls JAX's preemption sync points with its own step numbers, after which
+`hosts.stop_here`, which counts its calls, could not end a run on several hosts.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ class DamagedError(Exception):
 
 
 class States:
-    """Checkpoints of one run, of which the last `keep` are kept; in every process of the run, call the same methods.
+    """Checkpoints of one run, of which the last `keep` are kept.
 
-    A checkpoint is in `folder/states/<step>`. Only the process that saves changes this folder, so other programs may
-    read the last checkpoint with `latest` at any time. `bucket_states.open_states` opens a folder anywhere.
+    All processes of the run must call the same methods. A checkpoint is in `folder/states/<step>`. Only the processes
+    that save change this folder, so other programs may read the last checkpoint with `latest` at any time. For a folder
+    that may be in a bucket, use `bucket_states.open_states`.
 
     Args:
         folder: the run's folder, on a file system that all hosts share; keep: number of checkpoints to keep.
@@ -87,7 +88,7 @@ class States:
         Raises:
             OSError: this checkpoint (with `wait`) or the one before could not be written.
             ValueError: another run has written a checkpoint of this step.
-            LockedError: another process goes on with this run, which is in a bucket.
+            LockedError: the run is in a bucket, and another process continues it.
         """
         if step != self._last:
             self._settle()
@@ -101,12 +102,12 @@ class States:
     def latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """Returns the newest undamaged state and its position, or `None` if the run has saved nothing.
 
-        All processes return the same step. The arrays and their types (weak types included) are those that were saved,
-        whatever the mesh or the number of hosts.
+        All processes return the state of the same step. The arrays have the saved values and types (weak types
+        included), even on another mesh or with another number of hosts.
 
         Args:
-            like: pytree of `jax.ShapeDtypeStruct` (or arrays) with the wanted shardings. Leaves without a sharding are
-                on the default device, or on all devices if there are several processes.
+            like: pytree of `jax.ShapeDtypeStruct` (or arrays) with the wanted shardings. Leaves without a sharding go
+                to the default device, or to all devices if there are several processes.
 
         Raises:
             ValueError: every checkpoint is damaged, the newest undamaged one is of another model or optimiser, or the
@@ -123,7 +124,7 @@ class States:
                 state = self._restored(step, jax.tree.map(_placed, like))
             except DamagedError as error:
                 if not hosts.agreed(self._exists(step)):
-                    return self.latest(like)  # the run goes on meanwhile, and has deleted the checkpoint
+                    return self.latest(like)  # the checkpoint is not damaged: the run has deleted it meanwhile
                 damages[step] = str(error)
                 continue
             self._warn(damages, step)
@@ -150,7 +151,7 @@ class States:
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), async_options=options)
 
     def _write(self, step: int, state: Any) -> None:
-        """Begins to write the arrays, which may be donated once this method has returned, and then the record."""
+        """Begins to write the arrays and then the record; afterwards, steps may donate the arrays."""
         self._checkpointer.save(self.folder / str(step), args=_orbax().args.PyTreeSave(state))
 
     def _wait(self) -> None:
@@ -174,7 +175,7 @@ class States:
             return
         try:
             self._wait()
-        except Exception as error:  # the errors of TensorStore and of several layers of futures
+        except Exception as error:  # TensorStore and several layers of futures raise errors of many types
             step, self._last = self._last, None
             reason = str(error).partition("\n")[0]
             raise OSError(
@@ -187,7 +188,7 @@ class States:
     def _delete_old(self) -> None:
         """Deletes all checkpoints but the last ones."""
         for step in [step for step in self._steps() if (self.folder / str(step) / RECORD).is_file()][: -self.keep]:
-            # a kill while files are deleted must not leave a damaged checkpoint: `_prepare` deletes the rest
+            # renamed first, so that a kill does not leave a damaged checkpoint; the next run's `_prepare` deletes it
             shutil.rmtree((self.folder / str(step)).rename(self.folder / f"{step}{_TEMPORARY}"))
 
     def _prepare(self, step: int) -> None:
@@ -216,7 +217,7 @@ class States:
         return sorted(int(name) for name in self._names() if re.fullmatch(r"0|[1-9]\d*", name))
 
     def _names(self) -> list[str]:
-        """Returns the names of all folders of checkpoints, and of other entries."""
+        """Returns the names of all entries in the folder, which are checkpoints and possibly others."""
         return [entry.name for entry in self.folder.iterdir()] if self.folder.is_dir() else []
 
     def _refuse_other_form(self) -> None:
@@ -261,7 +262,7 @@ class States:
             warnings.warn(f"{path} is damaged ({damage}): training goes on from step {step}", stacklevel=3)
 
     def _check_fits(self, step: int, like: Any, record: dict[str, Any]) -> None:
-        """Raises ValueError if a checkpoint has other arrays than `like`."""
+        """Raises ValueError if the names, shapes or types of a checkpoint's arrays differ from those of `like`."""
         if difference := _difference(_described(like), record["arrays"]):
             raise ValueError(
                 f"{self.folder / str(step)} does not fit this configuration ({difference}); resume with the "
@@ -378,7 +379,7 @@ def _difference(wanted: dict[str, list[Any]], saved: dict[str, list[Any]]) -> st
     """Returns the first difference in names, shapes or data types as text, or ""."""
     for name in sorted(wanted.keys() | saved.keys()):
         if name not in saved or name not in wanted:
-            return f"{name} is {'not in it' if name not in saved else 'in it only'}"
+            return f"it {'lacks' if name not in saved else 'has the unexpected array'} {name}"
         if saved[name][:2] != wanted[name][:2]:
             (shape, dtype, _), (wanted_shape, wanted_dtype, _) = saved[name], wanted[name]
             return f"{name}: {dtype} of shape {tuple(shape)}, not {wanted_dtype} of shape {tuple(wanted_shape)}"
@@ -397,13 +398,16 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _typed(state: Any, arrays: dict[str, list[Any]]) -> Any:
-    """Returns restored arrays with their weak types: strong ones would give other types in the next step's products."""
+    """Returns restored arrays with their saved weak types.
+
+    JAX promotes weak and strong types differently, so the next step would otherwise have other result types.
+    """
 
     def typed(name: Any, leaf: jax.Array) -> jax.Array:
         if not arrays[_name(name)][2]:
             return leaf
         zero = False if leaf.dtype == bool else leaf.dtype.type(0).item()
-        # a number of Python is weakly typed, and an array keeps its type when elements are set
+        # Filling with a Python number gives a weakly typed array, which stays weakly typed when its elements are set.
         weak = jax.jit(lambda array: jax.lax.full(array.shape, zero).at[...].set(array), out_shardings=leaf.sharding)
         return weak(leaf)
 

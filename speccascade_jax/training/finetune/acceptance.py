@@ -43,15 +43,15 @@ class Rates(NamedTuple):
         return _BOOTSTRAP.ratio(self.accepted[name], self.positions[name])
 
     def interval(self, name: str) -> Interval:
-        """Returns the mean over all positions and its 95% interval; all numbers are equal for too few prompts."""
+        """Returns the mean over all positions and its 95% interval, whose ends equal the mean for too few prompts."""
         if len(self.positions[name]) < LEAST_EXAMPLES:
             return Interval(*[self._mean(name)] * 3)
         return _BOOTSTRAP.interval(self.samples(name))
 
     def minus(self, other: "Rates", name: str) -> Interval:
-        """Returns the difference from another draft's rate on the same prompts and outputs, with its 95% interval.
+        """Returns this rate minus another draft's rate on the same prompts and outputs, with its 95% interval.
 
-        As in `interval`, all numbers are equal for too few prompts.
+        As in `interval`, the ends equal the difference for too few prompts.
         """
         if len(self.positions[name]) < LEAST_EXAMPLES:
             return Interval(*[self._mean(name) - other._mean(name)] * 3)
@@ -68,9 +68,9 @@ class Rates(NamedTuple):
 
 
 class Acceptance:
-    """Acceptance rates of changing drafts under one target on fixed prompts.
+    """Measurement of the acceptance rates of several drafts, or of a draft in training, under one target.
 
-    The target's outputs are decoded at the first use and kept.
+    The prompts are fixed. The target's outputs are decoded at the first call and kept for further calls.
 
     Args:
         target: the target with its parameters.
@@ -123,16 +123,16 @@ class Acceptance:
                 parts.append(jax.block_until_ready(agreement))
                 after_batch()
             sums, lengths = (np.concatenate(arrays) for arrays in zip(*sharding.replicate(parts), strict=True))
-            # Rows that only fill a batch up have no output.
+            # Empty rows, which only fill the batch up, have no output and are dropped.
             accepted[name], positions[name] = sums[lengths > 0].astype(np.float64), lengths[lengths > 0]
         return Rates(accepted, positions)
 
 
 def restacked(batches: Sequence[Batch], rows: int) -> list[Batch]:
-    """Returns the prompts of host batches as batches of one shape, `rows` rows each, so that few programs compile.
+    """Regroups prompts into batches of one shape, with `rows` rows each, so that few programs are compiled.
 
-    All arrays get the width of the widest batch. Rows that only fill a batch up are left out, and the last batch is
-    filled up with empty rows.
+    All arrays get the width of the widest batch. Empty rows of the given batches are left out, and the last new batch
+    is filled up with empty rows.
 
     Raises:
         ValueError: there are no prompts.
@@ -172,8 +172,8 @@ def _decode(sampler: Sampler, params: Params, batch: Batch, seed: Array) -> Batc
 
 @partial(jax.jit, static_argnames="greedy")
 def _agreement(target: BoundModel, draft: BoundModel, batch: Batch, greedy: bool) -> tuple[Array, Array]:
-    """Returns the sum of the probability of acceptance over each row's output, float32 `[B]`, and its length `[B]`."""
-    # training may spread parameters along `data`; a pass over known tokens gathers them once
+    """Sums the acceptance probabilities over each row's output; returns the sums, float32 `[B]`, and lengths `[B]`."""
+    # Training may spread parameters along the mesh axis `data`. They are gathered once here, for the whole pass.
     target, draft = (
         BoundModel(params=whole_rows(bound.model, bound.params), model=bound.model) for bound in (target, draft)
     )

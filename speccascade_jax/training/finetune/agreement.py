@@ -1,7 +1,8 @@
 """Checks that all processes of a run have the same data and begin with the same model.
 
-Settings may be equal where files are not: each host reads its copy of them. Every process builds its rows of a batch
-from its corpus, so hosts with other rows would train on a mixture without an error.
+Each host reads its own copy of the files, so the files may differ although all settings are equal. Every process builds
+its rows of a batch from its own copy. Without these checks, hosts with different copies would train on a mixture, and
+no error would tell.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from speccascade_jax.training.finetune.trainer import Trainer
 
 REMEDY = "give all hosts the files of process 0"
 SAMPLE = 4096
-"""Number of values of each parameter that are compared, evenly spread: other training changes nearly all values."""
+"""Number of values of each parameter array that are compared, evenly spaced. This is enough, because two differently
+trained models differ in nearly all values."""
 _BYTES = 6
-"""Length of a digest: messages show two of them."""
+"""Length of a digest in bytes; it is short because an error message shows two digests."""
 
 
 def check_data(trainer: Trainer, data: PlannedData, validation: Sequence[PlannedBatch]) -> None:

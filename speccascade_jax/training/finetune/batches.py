@@ -3,16 +3,17 @@
 The plan of an epoch shuffles the examples, sorts them into buckets of fixed shapes, cuts the buckets into batches, and
 shuffles the batches. It depends only on the seed and the number of the epoch. So the position of a run is two numbers,
 the epoch and the index of its next batch, and a resumed run plans its epoch again. The global batches do not depend on
-the number of hosts: every host has the whole plan, and builds only its own rows of each batch. A run may therefore go
-on with another number of hosts at any batch.
+the number of hosts: every host has the whole plan, and builds only its own rows of each batch. So a run may be resumed
+with another number of hosts at any batch.
 
 Grain, the reader of T5X's successors, is not used. Its release 0.2.18 was compared:
 
-- It has no buckets of lengths. Its batches hold a fixed number of consecutive examples, which are padded to one length
-  or packed. Of pairs with 28 tokens a side on average, 65% is padding at T5's 80 tokens, and 37% in five buckets.
-  Packing needs attention masks of segments, which the models of this package do not have.
-- Its `ElasticIterator` (experimental) goes on with another number of hosts, but drops the last examples of an epoch
-  that do not fill a batch, and takes no iterator of several lengths.
+- It cannot group examples of similar length (buckets). Its batches hold a fixed number of consecutive examples, which
+  are padded to one length or packed. For sentence pairs with 28 tokens per side on average, padding to T5's 80 tokens
+  makes 65% of a batch padding, and five buckets 37%. Packing needs attention masks of segments, which the models of
+  this package do not have.
+- Its experimental `ElasticIterator` can resume with another number of hosts, but it drops the last examples of an epoch
+  that do not fill a batch, and does not accept an iterator with batches of several lengths.
 - Its strength, reading and processing records in many processes, is not needed: texts are encoded once, at 27,000
   sentence pairs a second on one core, and then a batch of 128 rows is built in a millisecond.
 
@@ -37,8 +38,8 @@ ROWS = 128
 class Batch(NamedTuple):
     """Training batch: NumPy arrays on the host, JAX arrays in a step.
 
-    Padding is recognised by lengths, never by a token's value. Rows with length 0 only fill the batch up; their
-    encoder's input is one end-of-sequence token (EOS), so that no softmax is over an empty set.
+    Padding is recognised by lengths, never by a token's value. Rows with length 0 hold no example and only fill the
+    batch up; their encoder input is one end-of-sequence token (EOS), so that no softmax is over an empty set.
 
     Attributes:
         tokens: int32 `[B, T]`: the target of an encoder-decoder, which ends with EOS; prompt and answer of a
@@ -57,14 +58,14 @@ class Batch(NamedTuple):
 
 
 class PlannedBatch(Protocol):
-    """Batch of a plan, whose rows are built when they are needed."""
+    """Batch of an epoch's plan, whose rows are built only when they are needed."""
 
     @property
     def rows(self) -> int:
         """The global number of rows."""
 
     def build(self, rows: slice) -> Batch:
-        """Returns some rows of the batch; the tokens of other rows are not touched."""
+        """Returns the rows `rows` of the batch; other rows are not built."""
 
 
 class Data(Protocol):
@@ -107,7 +108,7 @@ class Examples(Protocol):
 
 
 class Source(Protocol):
-    """Encoded texts from which the examples of any pass are made."""
+    """Encoded texts from which the examples of every pass (epoch) over a corpus are made."""
 
     @property
     def size(self) -> int:
@@ -139,7 +140,7 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planned:
-    """The `PlannedBatch` of a plan: a shape, and the indices of its examples, of which there may be fewer than rows."""
+    """A `PlannedBatch`: a shape, and the indices of the batch's examples, which may be fewer than the shape's rows."""
 
     shape: Shape
     examples: Examples
@@ -176,14 +177,15 @@ def _padded(rows: Sequence[Any], width: int) -> tuple[Any, Any]:
 def plan(examples: Examples, shapes: Sequence[Shape], rng: np.random.Generator, eos_id: int) -> list[Planned]:
     """Returns the shuffled batches of one epoch, in which every example occurs once.
 
-    An example goes into the first shape that holds it. The examples that do not fill a batch of their shape go into
-    batches of the next wider shape, so only the last batch of the widest shape that is used has rows without example.
+    An example goes into the first shape that holds it. Examples that are left over because they do not fill a batch of
+    their shape go into batches of the next wider shape. So at most one batch, of the widest shape in use, has rows
+    without an example.
 
     Args:
         examples: the examples.
         shapes: shapes that grow in both widths.
-        rng: the random bits of the epoch.
-        eos_id: id of the end of a sequence, for rows without example.
+        rng: source of the epoch's random bits.
+        eos_id: id of the end-of-sequence token, for rows without an example.
     """
     order = rng.permutation(len(examples.lengths))
     buckets = first_shapes(examples.lengths, shapes)[order]
@@ -243,7 +245,7 @@ class PlannedData:
         return batches
 
     def from_position(self, seed: int, number: int, index: int) -> Iterator[tuple[int, int, Planned]]:
-        """Yields `(epoch, index, batch)` without end, from batch `index` of epoch `number` on."""
+        """Yields `(epoch, index, batch)` for batch `index` of epoch `number` and all batches after it, without end."""
         while True:
             for place, batch in enumerate(self.epoch(seed, number)[index:], index):
                 yield number, place, batch
@@ -255,18 +257,18 @@ class Batching:
     """Settings of batches, which every corpus has.
 
     Attributes:
-        widths: increasing widths of the buckets, EOS included: of the encoder's input. If empty, parts of the largest
-            possible lengths (`default_widths`).
-        target_widths: the width of the targets in each bucket; a shorter tuple repeats its last width. If empty,
-            `widths`, up to the longest possible target.
-            A decoder-only model has prompt and answer in one row. Its width is the sum of both widths, so the same
-            settings serve both families; without `target_widths`, it is `widths` alone.
-        rows: number of rows of every batch; 0: as `tokens_per_batch` says, or else 128 (`ROWS`).
-        tokens_per_batch: rows times width of a batch, so narrow batches have more rows; 0: as `rows` says.
-        multiple: with `tokens_per_batch`, rows are rounded down to a multiple of this number, so that a mesh or several
-            hosts can divide them.
-        short_first: number of first epochs that go from narrow to wide batches, because word alignment is easier to
-            learn from short examples.
+        widths: increasing widths of the encoder's input in the buckets, in tokens, EOS included. If empty, fractions of
+            the largest possible length (`default_widths`).
+        target_widths: width of the targets in each bucket; if there are fewer than buckets, the last one is repeated.
+            If empty, `widths`, up to the longest possible target.
+            A decoder-only model has prompt and answer in one row. A bucket's width is then the sum of both widths, so
+            that the same settings serve both families; without `target_widths`, it is `widths` alone.
+        rows: number of rows of every batch; 0: determined by `tokens_per_batch`, or 128 (`ROWS`) if that is 0, too.
+        tokens_per_batch: rows times width of a batch, so narrow batches have more rows; 0: determined by `rows`.
+        multiple: with `tokens_per_batch`, the number of rows is rounded down to a multiple of this number, so that a
+            mesh or several hosts can share them equally.
+        short_first: number of epochs at the beginning whose batches are sorted from narrow to wide, because word
+            alignment is easier to learn from short examples.
 
     Raises:
         ValueError: a value is invalid, or both `rows` and `tokens_per_batch` are set.
@@ -287,7 +289,8 @@ class Batching:
                 raise ValueError(f"{name}={values} must be positive numbers that increase")
         if len(self.target_widths) > max(1, len(self.widths)):
             raise ValueError(
-                f"target_widths={self.target_widths} has more entries than widths={self.widths}: drop some"
+                f"target_widths={self.target_widths} has more entries than widths={self.widths}: give at most one per "
+                "width"
             )
         for name, low in (("rows", 0), ("tokens_per_batch", 0), ("multiple", 1), ("short_first", 0)):
             whole(name, getattr(self, name), low)
@@ -343,8 +346,8 @@ class Batching:
 def default_widths(longest: int) -> tuple[int, ...]:
     """Returns five widths: an eighth, a quarter, a half, three quarters and the whole of `longest`.
 
-    All but the last are rounded up to a multiple of 8, so short ones may be equal. They do not depend on the data, so
-    a preflight knows them.
+    All but the last are rounded up to a multiple of 8, so small widths may be equal. They do not depend on the data, so
+    `experiments.preflight` can compile the programs without reading the data.
     """
     return (*(min(longest, -(-longest * eighths // 64) * 8) for eighths in (1, 2, 4, 6)), longest)
 
@@ -369,7 +372,7 @@ def check_rows(rows: int, parts: int) -> int:
 
 
 def check_data(data: PlannedData, parts: int, max_length: int | None) -> None:
-    """Checks, before anything is compiled, that batches divide into `parts` and that a model has the positions.
+    """Checks that batches divide into `parts` and that a model has enough positions, before anything is compiled.
 
     Args:
         data: the data of a corpus.
@@ -390,7 +393,7 @@ def check_data(data: PlannedData, parts: int, max_length: int | None) -> None:
 
 
 def concatenated(parts: Sequence[tuple[Examples, np.ndarray]]) -> "Selected":
-    """Returns chosen examples of several parts as one: pairs of examples and the indices of the chosen ones."""
+    """Concatenates selections of several parts, each a pair of the part's examples and the chosen indices."""
     lengths = [part.lengths[indices] for part, indices in parts]
     ends = np.cumsum([0, *map(len, lengths)])
     return Selected([part for part, _ in parts], [indices for _, indices in parts], np.concatenate(lengths), ends)

@@ -29,14 +29,15 @@ __all__ += ["examples_of", "training_task"]
 
 
 HELD_OUT = 0.05
-"""Share of the rows of a user's file that training leaves to validation, unless a corpus sets another one."""
+"""Default share of the rows of a user's file that are held out from training, for validation."""
 
 
 def training_task(task: str | Task, held_out: float) -> Task:
     """Returns a task with a training split.
 
-    A file of a user has one split, "all". It is divided into the splits "validation", which `held_out` of its rows are
-    in, and "train" (`FileTask.held_out`). Other tasks are returned unchanged. Validation must use this task too.
+    A user's file has one split, "all". It is divided into "validation", with the share `held_out` of the rows, and
+    "train", with the others (`FileTask.held_out`). Other tasks are returned unchanged. Validation must use the returned
+    task too, so that no training row is in it.
     """
     task = get_task(task)
     if isinstance(task, FileTask) and task.splits == ("all",) and held_out:
@@ -64,7 +65,7 @@ def examples_of(task: Task, split: str | None, limit: int, held_out: float = HEL
 
 
 def without_examples(task: Task, split: str, skipped: int = 0) -> str:
-    """Returns the error message for a split without an example that fits; `skipped` prompts are too long."""
+    """Returns the error message for a split without usable examples, of which `skipped` have too long prompts."""
     if skipped:
         return (
             f"{task.name}, split {split} has no examples ({skipped} prompts are too long): raise max_input_length, or "
@@ -94,10 +95,10 @@ def warn_of_cuts(name: str, task: Task, counts: dict[str, int]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskCorpus(Batching):
-    """Training corpus of a task, whose prompts are those of decoding (`pairs.prompts.example_ids`).
+    """Training corpus of a task; prompts are encoded exactly as for decoding (`pairs.prompts.example_ids`).
 
     An encoder-decoder reads the prompt and is trained on the answer and EOS. A decoder-only model is trained on the
-    answer and EOS after the prompt, which does not count in the loss. The answer is `Task.build_answer`.
+    answer and EOS after the prompt; the prompt does not count in the loss. `Task.build_answer` gives the answer.
 
     Prompts of more than `max_input_length` tokens are cut or skipped, as decoding does. Answers are cut to
     `max_output_length` tokens, EOS included. A warning counts both.
@@ -105,10 +106,10 @@ class TaskCorpus(Batching):
     Attributes:
         task: a name of `data.tasks.table`, a path of a file, or a `Task`.
         split: the split to train on.
-        held_out: share of the rows of a file with one split that its split "validation" holds, which the split "train"
-            then lacks (`training_task`). The split "all" has all rows. Other tasks ignore it.
-        limit: number of examples to use, from the first on; 0 uses all. every: use only one example in `every`.
-        Otherwise as in `Batching`; the largest lengths are those of the task.
+        held_out: for a user's file with one split, the share of its rows that go to "validation" instead of "train"
+            (`training_task`). The split "all" has all rows. Other tasks ignore this setting.
+        limit: number of examples to use, from the first on; 0 uses all. every: use only every `every`-th example.
+        Other attributes are those of `Batching`; the task determines the largest lengths.
 
     Raises:
         ValueError: the task or the split is unknown (names the splits that exist), or a value is invalid.
@@ -196,7 +197,7 @@ class TaskSource:
         return np.stack([np.zeros_like(prompts), prompts + answers], axis=1)
 
     def examples(self, seed: int, number: int) -> "TaskSource":
-        """Returns the examples, which no pass changes."""
+        """Returns the examples, which are the same in every pass."""
         return self
 
     def row(self, index: int) -> Row:
@@ -233,11 +234,12 @@ def encode_task(
 
 
 def answer_ids(vocabulary: TextVocabulary, encoder_decoder: bool, task: Task, example: Example) -> list[int]:
-    """Returns the token ids of the text that a model is trained to write, without EOS.
+    """Returns the token ids of the answer that a model is trained to write, without EOS.
 
-    The answer of a decoder-only model is encoded together with its prompt, because many vocabularies encode a text
-    differently at its beginning. If a token covers the end of the prompt and the beginning of the answer, decoding
-    cannot start with it, so the answer is then encoded after a letter.
+    The answer of a decoder-only model is encoded together with its prompt, because many vocabularies encode the
+    beginning of a text differently. If one token then covers the end of the prompt and the beginning of the answer, the
+    answer is encoded after a single letter instead, because decoding continues from the whole prompt and could never
+    produce that token.
     """
     answer = task.build_answer(example)
     check_text(f"{task.name}: the answer of example {example.id}", answer)

@@ -1,7 +1,8 @@
 """★ Knowledge distillation of a student from a teacher, on the data's, the teacher's or the student's own outputs.
 
-A draft is accepted as often as its distribution agrees with the target's on sequences that occur in decoding. So a
-draft is trained to match the target at every position, best on sequences that it samples itself. Sources: Zhou et al.,
+The better a draft's distribution agrees with the target's on the sequences that occur in decoding, the more of its
+tokens are accepted. So a draft is trained to match the target at every position, preferably on sequences that the draft
+samples itself. Sources: Zhou et al.,
 2024 (DistillSpec, https://arxiv.org/abs/2310.08461), sections 3 and 4; Agarwal et al., 2024 (GKD,
 https://arxiv.org/abs/2306.13649). A new divergence is one function and one row in `DIVERGENCES`.
 """
@@ -23,14 +24,14 @@ from speccascade_jax.training.finetune.batches import Batch
 from speccascade_jax.training.finetune.outputs import CHOICE, STUDENT, TEACHER, Sampler, step_seed
 
 _LEAST = math.log(np.finfo(np.float32).tiny)
-"""The log probability of a token that a model excludes with a logit of -inf: a small number that float32 holds."""
+"""Log probability that replaces -inf for a token that a model excludes: the log of the smallest normal float32."""
 
 
 def log_probabilities(logits: Array, vocab_size: int) -> Array:
     """Returns float32 log probabilities `[..., vocab_size]`, all finite, of logits `[..., V]`.
 
-    Entries from `vocab_size` on are padding. An entry of -inf before them gets the constant log of the smallest float32
-    probability, so divergences and their gradients stay finite.
+    Entries from `vocab_size` on are padding and are dropped. Entries of -inf among the others become the constant
+    `_LEAST`, so that divergences and their gradients stay finite.
     """
     real = logits[..., :vocab_size].astype(jnp.float32)
     excluded = real == -jnp.inf
@@ -64,7 +65,7 @@ def tvd(teacher: Array, student: Array) -> Array:
 
 
 class Divergence(NamedTuple):
-    """A divergence of two log distributions `[..., V]`, teacher's first, and whether it has the parameter β."""
+    """A divergence as a function of two log distributions `[..., V]`, the teacher's first, and whether it has a β."""
 
     function: Callable[..., Array]
     has_beta: bool = False
@@ -83,8 +84,8 @@ OUTPUTS = ("data", "teacher", "student", "mixed")
 class Distillation:
     """Settings of distillation: per target token, the loss is `(1 − w)` cross-entropy `+ w` divergence.
 
-    The cross-entropy is that of the task's own targets. The divergence is summed over the positions of `outputs`. If
-    these differ from the data and `w` is below 1, a step computes the student's logits twice.
+    The cross-entropy is computed on the targets of the data, and the divergence on the sequences that `outputs` names.
+    If these are other sequences than the data and `w` is below 1, a step computes the student's logits on both.
 
     Attributes:
         teacher: folder of the teacher's checkpoint; the teacher has the student's vocabulary.
@@ -129,7 +130,7 @@ class Distillation:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The models whose outputs a step samples: "student", "teacher", both or none."""
+        """Names of the models from which a step samples outputs: "student", "teacher", both or none."""
         names = ("student", self.others) if self.outputs == "mixed" else (self.outputs,)
         return tuple(name for name in names if name != "data")
 
@@ -164,7 +165,7 @@ def check_teacher(teacher: Any, student: Any) -> None:
 
 @dataclass(frozen=True)
 class OutputSource:
-    """The sequences on which a student is distilled, as a part of a training step; jit traces it, and it is hashable.
+    """Callable that makes the sequences on which a student is distilled, inside a jitted training step; hashable.
 
     Attributes:
         distillation: the settings.
@@ -181,7 +182,7 @@ class OutputSource:
     def __call__(
         self, params: Params, teacher_params: Params, batch: Batch, seed: Array | int, step: Array | int
     ) -> Batch:
-        """Returns the batch with the outputs of `distillation`; its shapes stay, so no step compiles another program.
+        """Replaces the batch's outputs as `distillation.outputs` says; shapes stay, so that nothing is compiled again.
 
         The random bits depend on the seed, the step, the row and the purpose of a draw, so a resumed run draws the same
         outputs as an unbroken one.
@@ -211,7 +212,7 @@ class OutputSource:
 
 
 def chosen_rows(rows: int, seed: Array, share: float) -> Array:
-    """Returns bool `[rows]`: which rows are chosen, each with probability `share`, by its own random bits."""
+    """Chooses each row independently with probability `share`; returns the choice, bool `[rows]`."""
     first = jnp.zeros((rows,), jnp.int32)
     keys = rngs.RoundKeys(rngs.row_keys(rngs.root(seed), jnp.arange(rows), CHOICE), first, first)
     return keys.uniform(first, rngs.CHOOSE) < share

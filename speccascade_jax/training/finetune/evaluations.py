@@ -1,4 +1,4 @@
-"""Measures of a trained model beside its loss: the models that it is compared with, and its acceptance rate."""
+"""Measures of a trained model other than its loss, such as its acceptance rate, and the models that they need."""
 
 import contextlib
 import dataclasses
@@ -17,16 +17,16 @@ from speccascade_jax.training.finetune.trainer import Trainer, trained
 
 
 def beside(trainer: Trainer, checkpoint: str, stored: str = "") -> BoundModel:
-    """Returns another model for a run: a teacher, or the target of the acceptance rate.
+    """Loads another model that a run needs: a teacher, or the target of the acceptance rate.
 
-    It computes in the dtype of the run, and its parameters are spread over the mesh as the trained model's.
+    The model computes in the run's dtype. Its parameters are spread over the mesh like those of the trained model.
 
     Args:
         trainer: the settings.
         checkpoint: the checkpoint's folder.
         stored: the dtype of the parameters; empty: that of the run.
     """
-    # a device's memory never holds the whole model: for a mesh, it is read on the host
+    # For a mesh, the model is read into the host's memory, because one device may have no room for all of it.
     with contextlib.nullcontext() if trainer.devices is None else _on_host():
         loaded: Any
         loaded, params = checkpoints.load(checkpoint, dtype=stored or trainer.dtype)
@@ -40,7 +40,8 @@ def beside(trainer: Trainer, checkpoint: str, stored: str = "") -> BoundModel:
 def model_of(trainer: Trainer, checkpoint: str) -> BoundModel:
     """Returns the model of `checkpoint`, or the model in the run's saved state if `checkpoint` is empty.
 
-    Both compute in the dtype of the run, on its mesh, with float32 parameters, so that measures are comparable.
+    In both cases, the model computes in the run's dtype and on its mesh, with float32 parameters, so that measures are
+    comparable.
 
     Raises:
         ValueError: the checkpoint's vocabulary size differs from the trainer's.
@@ -64,7 +65,7 @@ def _on_host() -> contextlib.AbstractContextManager[Any]:
 
 
 def validation_batches(trainer: Trainer) -> list[PlannedBatch]:
-    """Returns the batches of the validation loss and of the acceptance rate, none without a validation corpus."""
+    """Returns the batches for the validation loss and the acceptance rate; none if there is no validation corpus."""
     if trainer.validation is None:
         return []
     data = trainer.validation.tokens(trainer.text, trainer.model.is_encoder_decoder)
@@ -75,12 +76,12 @@ def validation_batches(trainer: Trainer) -> list[PlannedBatch]:
 def acceptance_of(
     trainer: Trainer, validation: list[PlannedBatch], teacher: BoundModel | None = None
 ) -> Acceptance | None:
-    """Returns what measures acceptance rates under the run's target; `None` without a target or prompts.
+    """Returns a callable that measures acceptance rates under the run's target; `None` without a target or prompts.
 
     Args:
         trainer: the settings.
         validation: batches of the prompts.
-        teacher: the teacher, which is the target if the settings name no other.
+        teacher: the teacher of distillation; used as the target if the settings name no target.
     """
     target = beside(trainer, trainer.acceptance_of) if trainer.acceptance_of else teacher
     if target is None or not validation:
@@ -91,20 +92,21 @@ def acceptance_of(
 
 
 def evaluate(trainer: Trainer, checkpoint: str, examples: int, against: str = "") -> dict[str, Any]:
-    """Returns measures of `checkpoint`, or of the run's saved state if it is empty.
+    """Measures the model of `checkpoint`, or of the run's saved state if `checkpoint` is empty.
 
-    These are the task's metrics of greedy decoding on its first `examples` examples (or all, if it has fewer), and the
-    acceptance rates on the validation batches.
+    The measures are the task's metrics, from greedy decoding of its first `examples` examples, and the acceptance rates
+    on the validation batches.
 
     Args:
-        trainer: the settings; without a task or without a target, there are no such measures.
+        trainer: the settings; metrics need a task, and acceptance rates need a target.
         checkpoint: the checkpoint's folder.
-        examples: number of examples.
+        examples: number of examples; all are used if the task has fewer.
         against: another checkpoint, whose acceptance rates are subtracted: each difference has a 95% interval, paired
             over the prompts.
 
     Raises:
-        ValueError: there is nothing to measure, or nothing to compare, or as `Trainer.check_held_out`.
+        ValueError: there is nothing to measure or to compare, or an evaluation uses training examples
+            (`Trainer.check_held_out`).
     """
     trainer.check_held_out()
     bound, result = model_of(trainer, checkpoint), dict[str, Any]()

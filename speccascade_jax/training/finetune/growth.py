@@ -1,10 +1,11 @@
 """Growth of a model: a larger model that starts with the function of a smaller trained model, to be trained further.
 
-New parts first write zero to the residual stream, so they do not change the function. New units and heads have rows of
-zeros in `wo` and `out`, and new layers have only zeros in them (zero-initialised residual branches: Bachlechner et al.,
-2021, section 3; growth in general: Chen et al., 2016). New residual dimensions are zero in every array that writes to
-them, the embedding included. The arrays that new parts read with are not zero, so the parts learn from the first step
-on. The optimiser's `min_scale` sets how fast an array of zeros grows.
+New parts first write zero to the residual stream, so they do not change the function. New feed-forward units and
+attention heads have rows of zeros in the output kernels `wo` and `out`, and in new layers these kernels are entirely
+zero (zero-initialised residual branches: Bachlechner et al., 2021, section 3; growth in general: Chen et al., 2016).
+New dimensions of the residual stream are zero in every array that writes to them, the embedding included. The input
+kernels of new parts are not zero, so that the parts learn from the first step on. The optimiser's `min_scale` sets how
+fast an array of zeros grows.
 """
 
 import dataclasses
@@ -28,16 +29,17 @@ def grow(params: Params, stored: T5Config, wanted: T5Config, fresh: Params) -> P
     """Returns the parameters of a `wanted` model that has the same logits as the `stored` model.
 
     Layer `i` of the `n` layers of the new model is made from layer `i m // n` of the `m` old layers. The first layer
-    that is made from an old layer is its copy. Any further layer is a copy with zeros in the kernels that write to the
-    residual stream.
+    that is made from an old layer is a copy of it. Any further layer is a copy with zeros in the kernels that write to
+    the residual stream.
 
-    Added dimensions are zero and lower the root mean square that a norm divides by; the scales of the norms compensate.
+    Added dimensions are zero and lower the root mean square by which a norm divides; smaller scales of the norms
+    compensate for this.
 
     Args:
         params: parameters of the smaller model, as T5X names them.
         stored: configuration of the smaller model.
         wanted: configuration of the larger model.
-        fresh: initial parameters of the larger model, which the new parts read with.
+        fresh: random parameters of the larger model, which the new parts use in their input kernels.
 
     Raises:
         ValueError: the models differ in more than `GROWING`, or the wanted model is smaller.
@@ -98,7 +100,7 @@ def check(stored: T5Config, wanted: T5Config) -> None:
     """Raises ValueError if no `wanted` model can be grown from a `stored` one."""
     free = {name: getattr(wanted, name) for name in (*FREE, *GROWING)}
     smaller = [name for name in GROWING if getattr(wanted, name) < getattr(stored, name)]
-    # every new layer is made from an old one, so a stack without layers cannot grow
+    # Every new layer is made from an old one, so an encoder or decoder without layers cannot get any.
     rootless = stored.num_decoder_layers == 0 < wanted.num_decoder_layers
     if dataclasses.replace(stored, **free) != wanted or smaller or rootless:
         allowed = (

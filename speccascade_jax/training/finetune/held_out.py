@@ -1,4 +1,4 @@
-"""Agreement of a run's training and evaluation on which examples are held out."""
+"""Checks that a run's training and evaluation agree on which examples are held out."""
 
 import warnings
 from collections.abc import Iterator
@@ -36,7 +36,8 @@ def check(corpus: Any, evaluated: Task, split: str | None, setting: str) -> None
         setting: the setting that evaluates, for messages.
 
     Raises:
-        ValueError: both divide the rows of one file, but in two ways, so held-out examples would be training examples.
+        ValueError: corpus and evaluation divide the rows of one file in different ways, so that some held-out examples
+            would be training examples.
     """
     split = split or evaluated.splits[0]
     for trained, part in _trained_on(corpus, evaluated):
@@ -52,7 +53,7 @@ def check(corpus: Any, evaluated: Task, split: str | None, setting: str) -> None
 def _check_division(trained: Any, evaluated: Any, setting: str) -> None:
     """Raises a ValueError if held-out rows of `evaluated` may be training rows of `trained`; both are `FileTask`."""
     if not isinstance(trained, FileTask) or not trained.held_out:
-        return  # the splits are the data set's own
+        return  # the data set has its own splits, which need no division
     for name in ("source", "template"):
         values = getattr(evaluated, name), getattr(trained, name)
         if values[0] != values[1]:

@@ -14,22 +14,22 @@ from speccascade_jax.training.finetune.ragged import Ragged
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedCorpus(Batching):
-    """Training corpus of a file of sentence pairs, which every epoch joins in other groups.
+    """Training corpus of a file of sentence pairs, which are joined into longer examples, differently in every epoch.
 
-    A decoder-only model reads the source, and its answer is the target.
+    The prompt of a decoder-only model is the source, and its answer is the target.
 
     Attributes:
-        path: path of a file that `read_pairs` can read, with text, or with token pieces if its name says so
-            (`holds_pieces`).
+        path: path of a file that `read_pairs` can read. It holds text, or token pieces if its name ends in `.pieces` or
+            `.pieces.gz` (`holds_pieces`).
         columns: the columns of source and target (`read_pairs`).
         max_joined: largest number of pairs that are joined into one example.
         widths: as in `Batching`; pairs that do not fit the last width are left out.
         tokens_per_batch: as in `Batching`; 2560 if `rows` is 0 too.
-        limit: number of pairs to use, from the first on; 0 uses all. every: use only one pair in `every`, because files
-            are often sorted.
-        cut: number of tokens that sources are truncated to, as a task does; 0 truncates nothing, so too long pairs are
-            left out.
-        Otherwise as in `Batching`.
+        limit: number of pairs to use, from the first on; 0 uses all. every: use only every `every`-th pair, because
+            files are often sorted.
+        cut: number of tokens to which sources are truncated, as tasks truncate prompts; 0: sources are not truncated,
+            and pairs that are too long are left out.
+        Other attributes are those of `Batching`.
     """
 
     path: str
@@ -46,7 +46,7 @@ class JoinedCorpus(Batching):
         if not self.rows and not self.tokens_per_batch:
             object.__setattr__(self, "tokens_per_batch", 2560)
         if not self.widths:
-            raise ValueError("widths=() is empty: a JoinedCorpus needs widths, which say what pairs fit")
+            raise ValueError("widths=() is empty: give the widths of a JoinedCorpus, which say what pairs fit")
         for name, low in (("max_joined", 1), ("limit", 0), ("every", 1), ("cut", 0)):
             whole(name, getattr(self, name), low)
 
@@ -81,7 +81,7 @@ class JoinedCorpus(Batching):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoinedSource:
-    """Encoded sentence pairs without special ids; every pass joins them in other groups."""
+    """Encoded sentence pairs without special ids, which are joined in new random groups in every pass."""
 
     corpus: JoinedCorpus
     sources: Ragged
@@ -98,13 +98,13 @@ class JoinedSource:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The widest bucket, which no group exceeds."""
+        """The width of the widest bucket, which no group exceeds."""
         longest = self.corpus.widths[-1]
         return (longest, longest) if self.encoder_decoder else (0, longest)
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The widest bucket, which some pass may fill."""
+        """The width of the widest bucket, because a group may fill it in some pass."""
         return self.limits
 
     def examples(self, seed: int, number: int) -> "JoinedExamples":
@@ -115,9 +115,10 @@ class JoinedSource:
         return JoinedExamples(self, Ragged.of(groups))
 
     def _lengths(self) -> Iterator[tuple[range, range]]:
-        """Yields the lengths of both sides of each pair as ranges, which `group` measures.
+        """Yields for each pair two ranges with the lengths of source and target, because `group` calls `len` on both.
 
-        Both sides of a decoder-only model's pair share one sequence, so both count with their sum.
+        For a decoder-only model, source and target share one sequence, so the first range has the sum of both lengths,
+        and the second is empty.
         """
         for source, target in zip(self.sources.lengths.tolist(), self.targets.lengths.tolist(), strict=True):
             yield (range(source), range(target)) if self.encoder_decoder else (range(source + target), range(0))
@@ -157,6 +158,6 @@ class JoinedExamples:
 
 
 def _sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Returns the sum of `values` between each two neighbouring offsets."""
+    """Returns the sums of the segments `values[offsets[i] : offsets[i + 1]]`."""
     totals = np.concatenate([[0], np.cumsum(values)])
     return totals[offsets[1:]] - totals[offsets[:-1]]

@@ -11,8 +11,8 @@ from speccascade_jax.core.types import Array
 def counted_positions(lengths: Array, answers: Array, width: int) -> Array:
     """Returns bool `[B, width]`: whether a position of `tokens` counts in the loss.
 
-    A position counts if `answers <= position < lengths`: so neither the prompt of a decoder-only model nor padding
-    counts, whatever tokens stand there, and a row of length 0 counts nowhere.
+    A position counts if `answers <= position < lengths`. So the prompt of a decoder-only model and padding do not
+    count, whatever their tokens are, and no position of a row of length 0 counts.
 
     Args:
         lengths: int32 `[B]`, number of real tokens of each row.
@@ -31,13 +31,14 @@ def token_losses(logits: Array, targets: Array, vocab_size: int, smoothing: floa
     instead, and subtracts the entropy of the smoothed target, which changes no gradient. `z (log Z)^2` keeps the
     normaliser Z of the softmax near 1, with z = 1e-4 in T5X (`cross_entropy_with_logits`).
 
-    The logits are the only array of shape `[B, T, V]` that is kept for the backward pass: that pass computes the
-    softmax again from them and `log Z`, and comparisons with an index range replace one-hot targets. Entries of the
-    vocabulary are masked rather than sliced off, because a slice would move logits that are sharded by vocabulary.
+    The logits are the only array of shape `[B, T, V]` that is kept for the backward pass, which computes the softmax
+    again from the logits and `log Z`. Instead of one-hot targets, token ids are compared with an index range. Padding
+    entries of the vocabulary are masked rather than sliced off, because a slice would move logits that are sharded
+    along the vocabulary.
 
     Args:
         logits: `[B, T, num_embeddings]` of any float dtype; entries from `vocab_size` on are ignored, -inf included.
-        targets: int32 `[B, T]`, each below `vocab_size`; positions that do not count may hold anything in that range.
+        targets: int32 `[B, T]`, below `vocab_size`, also at positions that do not count.
         vocab_size: number of real vocabulary entries.
         smoothing: s, the probability mass that is spread evenly over the `vocab_size` real entries.
         z_loss: z, the weight of the squared log-normaliser.

@@ -13,7 +13,7 @@ from speccascade_jax.training.finetune.batches import Batching, PlannedData, Sel
 
 @runtime_checkable
 class Part(Protocol):
-    """Corpus that can be a part of a mixture; all corpora of the package can."""
+    """Interface of a corpus that can be a part of a mixture; all corpora of the package have it."""
 
     def source(self, vocabulary: TextVocabulary, encoder_decoder: bool) -> Source:
         """Reads and encodes the texts."""
@@ -24,14 +24,15 @@ class MixedCorpus(Batching):
     """Corpus of several parts, whose examples are shuffled together; no example joins texts of two parts.
 
     Without rates, an epoch holds one epoch of each part. With rates, an epoch has as many examples as all parts
-    together, and part `i` gives the share `rates[i] / sum(rates)` of them. Every example of a part is used once before
-    one of them is used again, also across epochs. The number of a `JoinedCorpus` is that of its pairs before joining.
+    together, and part `i` provides the share `rates[i] / sum(rates)` of them. Every example of a part is used once
+    before any of them is used again, also across epochs. A `JoinedCorpus` counts with its number of pairs before
+    joining.
 
     Attributes:
-        parts: the corpora; every part has its own limit, joining and columns.
-        rates: one positive number per part, or empty; as seqio's rates of a mixture.
-        Otherwise as in `Batching`. A part's own settings of batches are ignored, except the widest width of a
-        `JoinedCorpus`, which decides which of its pairs fit.
+        parts: the corpora, each with its own settings for reading its data.
+        rates: one positive number per part, or empty; like the rates of a seqio mixture.
+        Other attributes are those of `Batching`. The batch settings of the parts are ignored, except the widest width
+        of a `JoinedCorpus`, which decides which of its pairs fit.
     """
 
     parts: tuple[Part, ...]
@@ -76,12 +77,12 @@ class MixedSource:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The largest lengths of all parts."""
+        """The largest lengths that the settings of any part allow."""
         return _largest([part.limits for part in self.parts])
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The largest actual lengths of all parts."""
+        """The largest lengths that examples of any part have."""
         return _largest([part.longest for part in self.parts])
 
     @property
@@ -98,7 +99,11 @@ class MixedSource:
         return [share * self.size / part.size for share, part in zip(shares, self.parts, strict=True)]
 
     def examples(self, seed: int, number: int) -> Selected:
-        """Returns the examples of epoch `number`: of each part a stretch of its endless row of shuffled passes."""
+        """Returns the examples of epoch `number`.
+
+        Each part is read as an endless sequence of passes, each in a new random order. An epoch takes the next stretch
+        of this sequence, `passes()` passes long.
+        """
         chosen = []
         for place, (part, passes) in enumerate(zip(self.parts, self.passes(), strict=True)):
             begin, end = number * passes, (number + 1) * passes
@@ -118,5 +123,5 @@ def _largest(lengths: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _seed(seed: int, place: int) -> int:
-    """Returns a seed of one part, so that two parts over the same file do not join the same pairs."""
+    """Returns a seed for part `place`, so that two parts with the same file do not join the same pairs."""
     return int(np.random.SeedSequence((seed, place)).generate_state(1)[0])

@@ -42,9 +42,9 @@ class Objective:
         smoothing: label smoothing of the cross-entropy.
         z_loss: weight of the squared logarithm of the softmax's normaliser; 1e-4 in T5's recipe (`losses`).
         exit_weight: weight of early exits; 0 trains none. Every step adds the cross-entropy of one early exit, computed
-            with the model's own head; the layers of the decoder take turns. The exit after layer `l` of `L` has the
-            weight `exit_weight l / L`, and the whole model has the weight 1. The turns, and weights that grow with
-            depth, follow LayerSkip, section 4.2.
+            with the model's own head; the exits take turns. The exit after layer `l` of `L` has the weight
+            `exit_weight * l / L`, and the whole model has the weight 1. Turns, and weights that grow with depth, follow
+            LayerSkip (Elhoushi et al., 2024), section 4.2.
     """
 
     smoothing: float = 0.0

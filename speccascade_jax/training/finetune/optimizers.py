@@ -1,8 +1,9 @@
 """Optimisers as transformations of gradients to directions, and the layout of their state on a mesh.
 
 A step subtracts `rate * direction` from the parameters; the learning rate is an argument of the step and no part of the
-optimiser. Layers that are scanned have stacked parameters: `layers` is a part of their path, and their first axis
-counts layers. Every optimiser here treats a layer of a stacked parameter as the parameter of an unrolled layer.
+optimiser. If a model scans over its layers (`jax.lax.scan`), their parameters are stacked: `layers` is a part of their
+path, and layers are their first axis. Every optimiser here treats each layer of a stacked parameter like the separate
+parameter of an unrolled layer.
 """
 
 from dataclasses import dataclass
@@ -38,11 +39,11 @@ class Adafactor:
     by the root of its moments, then clipped to a root mean square of `clipping_threshold`, then multiplied by the root
     mean square of its parameter. There is no momentum and no first-order bias.
 
-    Equal to T5X's `adafactor.Adafactor` and to `optax.adafactor` but for these points. T5X factors a stacked matrix by
-    its logical axes whatever its size, while it asks for 128 entries a side of the same matrix unrolled; here both need
-    128. T5X may go on counting steps from pre-training; here t and the moments start at 0. T5X subtracts
-    `weight_decay` times the parameter; here the step multiplies it by the learning rate, as AdamW does (in T5X:
-    `weight_decay_rate_lr_exponent = 1`).
+    The updates equal those of T5X's `adafactor.Adafactor` and of `optax.adafactor`, with three differences from T5X.
+    T5X factors the moments of a stacked matrix of any size, but of the same matrix unrolled only if both sides have 128
+    entries; here both cases need 128. T5X may continue the step count of pre-training; here t and the moments start
+    at 0. T5X subtracts `weight_decay` times the parameter; here this product is also multiplied by the learning rate,
+    as in AdamW (in T5X: `weight_decay_rate_lr_exponent = 1`).
 
     Attributes:
         min_factored: smallest side of a matrix whose moments are factored.
@@ -137,15 +138,15 @@ def is_stacked(path: tuple[Any, ...]) -> bool:
 
 
 def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `inner` applied to every layer of a stacked parameter as to a parameter of its own.
+    """Returns a transformation that applies `inner` to each layer of a stacked parameter separately.
 
     Stacked parameters are mapped with `jax.vmap`, so the program does not grow with depth. The state has the structure
-    of `inner`'s: arrays of a stacked parameter have the axis of layers first, and all share counters of steps.
+    of `inner`'s state: arrays for a stacked parameter have the axis of layers first, and step counters are shared.
 
     Args:
-        inner: treats every parameter without regard to the others, as block-wise and element-wise transformations do.
+        inner: a transformation that treats every parameter independently of the others, such as an element-wise one.
     """
-    # In the state of `inner` for a single array: whether an entry belongs to that array, or is a shared counter.
+    # For each entry of `inner`'s state for a single array: whether it belongs to the array, or is a shared counter.
     alone = jax.eval_shape(inner.init, jnp.zeros(()))
     of_parameter = tree_map_params(inner, lambda _: True, alone, transform_non_params=lambda _: False)
     axes = jax.tree.map(lambda belongs: 0 if belongs else None, of_parameter)
@@ -165,7 +166,7 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
 
     def init(params: Params) -> Any:
         leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-        if not leaves:  # optax initialises the state for a placeholder to find the places of parameters (`state_specs`)
+        if not leaves:  # `state_specs`: optax calls `init` on a placeholder to see where the state holds parameters
             return inner.init(params)
         mapped = jax.vmap(inner.init, out_axes=axes)
         return join([(mapped if is_stacked(path) else inner.init)(leaf) for path, leaf in leaves], structure)
@@ -190,8 +191,8 @@ def per_layer(inner: optax.GradientTransformation) -> optax.GradientTransformati
 def state_specs(transformation: optax.GradientTransformation, params: Params, specs: Any) -> Any:
     """Returns the partition spec of every array in an optimiser's state, in the structure of the state.
 
-    An array of a parameter's shape is laid out as the parameter. A factored moment lacks an axis of its parameter, and
-    keeps the layout of the other axes. Counters and the placeholders of unused moments are replicated.
+    An array with its parameter's shape gets the parameter's spec. A factored moment lacks one axis of its parameter,
+    and gets the spec of the other axes. Counters and the placeholders of unused moments are replicated.
 
     Args:
         transformation: an optimiser's transformation.
@@ -211,7 +212,7 @@ def state_specs(transformation: optax.GradientTransformation, params: Params, sp
 
 @dataclass(frozen=True)
 class _Placed:
-    """Array of an optimiser's state beside its parameter: both shapes, and the parameter's layout."""
+    """Shape of an array in an optimiser's state, with the shape and the partition spec of its parameter."""
 
     shape: tuple[int, ...]
     of: tuple[int, ...]
@@ -222,7 +223,7 @@ def _spec(path: tuple[Any, ...], array: _Placed) -> P:
     """Returns the spec of one array of an optimiser's state, at `path` of the state."""
     if array.shape == array.of:
         return array.spec
-    # the axis of layers is in every array of a stacked parameter, so it is never the missing one
+    # The axis of layers is in every array for a stacked parameter, so a factored moment never lacks it.
     axes = range(int(is_stacked(path)), len(array.of))
     missing = [axis for axis in axes if array.of[:axis] + array.of[axis + 1 :] == array.shape]
     if not missing:
@@ -233,9 +234,9 @@ def _spec(path: tuple[Any, ...], array: _Placed) -> P:
 
 
 def _without_constants(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `inner` with zero directions for Gemma 4's output scales, which would decay although nothing trains them.
+    """Returns `inner` with zero directions for Gemma 4's output scales, which are constants.
 
-    The state is that of `inner`, so that saved runs can be resumed.
+    Without this function, weight decay would shrink them. The state is that of `inner`, so saved runs can be resumed.
     """
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
@@ -248,7 +249,7 @@ def _without_constants(inner: optax.GradientTransformation) -> optax.GradientTra
 
 
 def _is_constant(path: tuple[Any, ...]) -> bool:
-    """Returns whether the parameter at `path` is the number of a `models.decoder.OutputScale`."""
+    """Returns whether the parameter at `path` is the constant of a `models.decoder.OutputScale`."""
     return [getattr(key, "key", None) for key in path[-2:]] == ["output", "scale"]
 
 

@@ -1,12 +1,12 @@
 """Training corpora that consist of a model's own outputs, for sequence-level distillation.
 
 Source: Kim and Rush (2016, sections 3.2 and 3.3). A drafted token is accepted if it agrees with the *target's* token.
-So the file holds token pieces, not text, because encoding a decoded output again may give other tokens than the target
-chose.
+So the file holds token pieces, not text: if the text of an output were encoded again, the tokens could differ from
+those that the target chose.
 
-With several outputs per source, the output nearest to the reference can be kept (interpolation, section 3.3). A target
-that is trained on such outputs is more consistent, and its greedy decoding finds outputs that otherwise need beam
-search.
+If several outputs are drawn per source, the output nearest to the reference can be kept (Kim and Rush call this
+interpolation, section 3.3). A target that is trained on such outputs is more consistent, and its greedy decoding finds
+outputs that otherwise need beam search.
 """
 
 import dataclasses
@@ -34,16 +34,16 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """File of a model's outputs for the training sources of a trainer: lines of `source<TAB>output` in pieces.
+    """File of a model's outputs for the sources of a training corpus: lines of `source<TAB>output` in token pieces.
 
     Sources are joined from sentences as in training, epoch after epoch with the trainer's seed, until there are
-    `examples` sources; the same seed draws the outputs. Outputs that do not end within the corpus' widest bucket are
+    `examples` sources; the same seed samples the outputs. Outputs that do not end within the corpus' widest bucket are
     left out. A killed `write` resumes after the last finished part; parts are stored in `<path>.parts` until the file
     is complete.
 
     Attributes:
-        trainer: provides the corpus, the vocabulary and the seed; if `checkpoint` is empty, its saved state provides
-            the model.
+        trainer: provides the corpus, the vocabulary and the seed, and also the model (its saved state) if `checkpoint`
+            is empty.
         checkpoint: folder of the model's checkpoint, or empty.
         path: path of the file to write, `….pieces` or `….pieces.gz`.
         examples: number of sources to decode.
@@ -112,7 +112,10 @@ class Outputs:
         return vocabulary
 
     def _settings(self, vocabulary: SentencePieceVocabulary, bound: BoundModel) -> dict[str, Any]:
-        """Returns the settings that the outputs depend on, as values for JSON, without the number of examples."""
+        """Returns the settings that determine the outputs, as JSON values.
+
+        The number of examples is not one of them, so a resumed `write` may decode more examples.
+        """
         weights, corpus = fingerprints.of_model(bound), files.plain(dataclasses.asdict(cast(Any, self.trainer.corpus)))
         settings = {"weights": weights, "vocabulary": vocabulary.fingerprint, "corpus": corpus}
         drawn = {name: getattr(self, name) for name in ("temperature", "candidates", "least")}
@@ -174,9 +177,9 @@ def joined_examples(data: PlannedData, seed: int, count: int) -> list[TokenPair]
 def _nearest(
     vocabulary: SentencePieceVocabulary, reference: list[int], candidates: list[list[int]], least: float
 ) -> list[int]:
-    """Returns the finished candidate with the highest sentence BLEU, or the first candidate if none is finished.
+    """Returns the candidate nearest to the reference, among those that end with EOS; the first one if none does.
 
-    BLEU compares with `reference`. If the highest BLEU is below `least`, the reference is returned instead.
+    Nearest means the highest sentence BLEU against `reference`. If it is below `least`, the reference is returned.
     """
     ended = [ids for ids in candidates if ids[-1] == vocabulary.eos_id]
     if not least and len(ended) < 2:

@@ -1,8 +1,8 @@
-"""Batches in which a model's own outputs replace the data's, sampled in the engine's loop inside a compiled program.
+"""Batches in which outputs that a model samples replace the data's; the engine samples them in the compiled step.
 
 The parameters are arguments of the program, so a student whose parameters change at every step needs no compilation.
-They stay plain: for the batches of training (20 rows and more), XLA multiplies plain matrices on a CPU as fast as fused
-or packed ones, which would have to be made anew at every step.
+They are not fused or packed as for decoding on a CPU: this would be repeated at every step, and at training's batch
+sizes (20 rows and more) XLA multiplies plain matrices as fast.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ from speccascade_jax.models.layers import CachedModel
 from speccascade_jax.training.finetune.batches import Batch
 
 STUDENT, TEACHER, CHOICE = range(3)
-"""Purposes of random bits, as levels of `core.rngs`: a student's outputs, a teacher's, and the choice between them."""
+"""Purposes of random bits, which `core.rngs` calls levels, so that their bits differ: sampling a student's outputs,
+sampling a teacher's, and choosing between them."""
 
 
 def step_seed(seed: Array | int, step: Array | int) -> Array:
-    """Returns the uint32 seed of the outputs of one training step; two steps of a run never share one.
+    """Returns the uint32 seed for sampling the outputs of one training step; the steps of a run have different seeds.
 
-    A hash of the run's seed is the seed of step 0, so runs whose seeds are neighbours do not share the seeds of later
-    steps.
+    Step 0 uses a hash of the run's seed, and later steps count up from it. Without the hash, runs with neighbouring
+    seeds would share most of their step seeds.
     """
     first = jax.random.bits(rngs.root(seed), dtype=jnp.uint32)
     return first + jnp.asarray(step).astype(jnp.uint32)
@@ -38,7 +39,7 @@ def step_seed(seed: Array | int, step: Array | int) -> Array:
 
 def starts_of(batch: Batch) -> Array:
     """Returns int32 `[B]`, the index in `tokens` of each row's first output token."""
-    # Without an encoder, the first output token needs a token before it that predicts it.
+    # Without an encoder, an output starts at index 1 at least, because a token before it must predict it.
     return jnp.maximum(batch.answers, 1) if batch.encoder_tokens is None else jnp.zeros_like(batch.answers)
 
 
@@ -49,7 +50,7 @@ def prompt_of(model: Any, batch: Batch) -> Prompt:
         inside = jnp.arange(batch.tokens.shape[1])[None] < length[:, None]
         return Prompt(jnp.where(inside, batch.tokens, 0), length)
     first = jnp.full((batch.tokens.shape[0], 1), model.config.start_id, jnp.int32)
-    # An empty row of the encoder would have no token to attend to.
+    # At least one encoder token per row, because attention over an empty row is undefined.
     return Prompt(first, length, batch.encoder_tokens, jnp.maximum(batch.encoder_lengths, 1))
 
 
@@ -63,7 +64,7 @@ def outputs_of(batch: Batch) -> tuple[Array, Array]:
 
 
 def with_outputs(batch: Batch, tokens: Array, lengths: Array) -> Batch:
-    """Returns the batch with other outputs after its prompts, cut to the width of its rows.
+    """Returns the batch with `tokens` as the outputs after its prompts, cut to the width of the batch.
 
     Args:
         batch: the batch; rows that only fill it up stay empty.
@@ -83,7 +84,7 @@ class Sampler:
     """Sampler of a model's outputs for the prompts of a batch; jit may trace it, and it is hashable.
 
     Attributes:
-        model: the model, of which the engine runs the method "autoregressive".
+        model: the model, from which the engine samples with the method "autoregressive" (no draft).
         stop_ids: token ids that end an output.
         temperature: 0 decodes greedily, 1 samples from the model's own distribution.
         max_new_tokens: largest number of new tokens, the stop id included; 0: as many as fit a row of the batch.
@@ -97,7 +98,7 @@ class Sampler:
     level: int = STUDENT
 
     def __call__(self, params: Params, batch: Batch, seed: Array | int) -> Batch:
-        """Returns the batch with the model's outputs; an output that does not fit its row lacks its end.
+        """Returns the batch with the model's outputs; an output that does not fit its row is cut.
 
         The random bits of a row depend on `seed`, the row's number and `level` only.
 
@@ -117,7 +118,7 @@ class Sampler:
             controls=make_controls(rows, temperature=self.temperature),
             max_new_tokens=most,
             level=self.level,
-            # Rounds after the longest row is full would be cut off, and every round commits one token per row.
+            # Every round adds one token per row, so this many rounds fill the row with the most room.
             most_rounds=jnp.max(jnp.where(batch.lengths > 0, jnp.minimum(room, most), 0)),
         )
         return with_outputs(batch, generation.tokens, generation.lengths)
@@ -126,7 +127,7 @@ class Sampler:
 def whole_rows(model: Any, params: Params) -> Params:
     """Returns parameters in the layout for decoding: split along `model` only, and cast to the model's dtype.
 
-    Training may also spread parameters along `data`. Without this function, every token would gather them again.
+    Training may also spread parameters along `data`. Without this function, they would be gathered for every token.
     """
     if not isinstance(model, CachedModel):
         return params

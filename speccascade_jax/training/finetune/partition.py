@@ -78,7 +78,7 @@ def host_rows(rows: int, mesh: Mesh | None) -> slice:
 
 
 def on_mesh(batch: Batch, rows: int, mesh: Mesh | None) -> Batch:
-    """Returns the global batch of `rows` rows on the mesh, of which every process passes its own rows (`host_rows`)."""
+    """Places a global batch of `rows` rows on the mesh; `batch` holds only this process's rows (`host_rows`)."""
     if mesh is None:
         return batch
     layout = NamedSharding(mesh, sharding.ROWS)
@@ -90,7 +90,7 @@ def on_mesh(batch: Batch, rows: int, mesh: Mesh | None) -> Batch:
 
 
 def for_decoding(params: Params, mesh: Mesh | None) -> Params:
-    """Returns the parameters with the layout of decoding: parts along `data` are gathered."""
+    """Returns the parameters in the layout for decoding: gathered along `data`, and split along `model` only."""
     if mesh is None:
         return params
     flat = flatten_dict(params, sep="/")
@@ -99,7 +99,7 @@ def for_decoding(params: Params, mesh: Mesh | None) -> Params:
 
 
 def spread(params: Params, mesh: Mesh) -> Params:
-    """Returns whole parameters, spread over the mesh as training spreads them; each host passes all of them."""
+    """Spreads parameters over the mesh in the layout of training; each host passes all parameters, unsplit."""
 
     def place(leaf: Any, spec: PartitionSpec) -> jax.Array:
         host = np.asarray(leaf)
@@ -109,13 +109,14 @@ def spread(params: Params, mesh: Mesh) -> Params:
 
 
 def on_host(params: Params) -> Params:
-    """Returns the whole parameters as arrays of NumPy in the first process, and `None` for each of them in the others.
+    """Gathers all parameters as NumPy arrays in the first process; in the others, returns `None` for each array.
 
     All processes must call this function.
     """
 
     def gathered(leaf: Any) -> np.ndarray | None:
-        whole = jax.block_until_ready(sharding.replicate(leaf))  # one at a time, since devices have no room for all
+        # waits for each array before the next, because devices may have no room for all of them
+        whole = jax.block_until_ready(sharding.replicate(leaf))
         return np.asarray(whole) if hosts.first() else None
 
     return jax.tree.map(gathered, params)

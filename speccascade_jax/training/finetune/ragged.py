@@ -30,7 +30,7 @@ class Ragged:
 
     @classmethod
     def columns(cls, count: int, records: Iterable[Sequence[Sequence[int]]]) -> list[Self]:
-        """Returns one `Ragged` for each of the `count` columns of records; a record holds a row of every column."""
+        """Returns `count` columns, each a `Ragged`; every record holds one row for each column."""
         # Arrays of the standard library grow in place, so a generator of records needs no list.
         columns = [(array.array("i"), array.array("q", [0])) for _ in range(count)]
         for record in records:

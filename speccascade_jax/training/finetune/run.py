@@ -1,4 +1,4 @@
-"""A training run that can resume at any moment: its state, its position in the data, its metrics, its end."""
+"""Training runs that resume after a kill at any moment: state, position in the data, metrics, and end of a run."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def train(trainer: Trainer) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Position:
-    """Position of a run: the next batch (`epoch`, and `index` in it), training `minutes`, and target `tokens` so far.
+    """Position of a run, which is saved with its state and from which it resumes.
 
-    `begun` identifies what the run was begun with, which a later start must not change (`Run.identity`).
+    It holds the next batch (`epoch`, and `index` in the epoch), the training time in `minutes`, and the number of
+    target `tokens` so far. `begun` holds the data's digest and the seed at the run's start, which must not change when
+    it is resumed (`Run.identity`).
 
-    It also holds the state of the metrics: the number of `logged` records, the metrics of the steps since the last
-    report (`window`), the `seconds` that these steps took, the last complete `evaluation`, and whether one of the
-    current step is `owed`, because a signal ended it.
+    The other fields are the state of the metrics: the number of `logged` records, the metrics of the steps since the
+    last report (`window`), the `seconds` that these steps took, and the last complete `evaluation`. `owed` says whether
+    the current step's evaluation must be repeated, because a signal interrupted it.
     """
 
     epoch: int = 0
@@ -66,7 +68,7 @@ class Position:
 
 
 class Started(NamedTuple):
-    """A step that devices may still compute: its number, its learning rate, its metrics, and its operations."""
+    """A step that devices may still be computing: its number, learning rate, metrics, and floating-point operations."""
 
     step: int
     rate: float
@@ -113,12 +115,12 @@ class Run:
         return partition.fresh_state(params, self.trainer.optimizer, self.mesh)
 
     def _check_begun(self) -> None:
-        """Refuses to resume a run with other data or another seed; states of earlier versions do not tell theirs.
+        """Refuses to resume a run with other data or another seed, unless an earlier version saved its state.
 
-        Another `init_from` is only reported, because the checkpoint may have moved, and the saved state replaces it.
+        Another `init_from` is only reported: the checkpoint may have moved, and it is not read when a run is resumed.
 
         Raises:
-            ValueError: names what has changed.
+            ValueError: data or seed have changed; names which.
         """
         begun, now = self.position.begun, self.identity()
         if changed := [name for name, value in now.items() if begun.get(name, value) != value]:
@@ -128,13 +130,13 @@ class Run:
             )
         former_start, start = begun.get("init_from"), self.trainer.init_from or ""
         if start and former_start not in (None, start):
-            logging.warning("the run goes on from its own state, begun from %r: %r is not read", former_start, start)
+            logging.warning("the run resumes from its saved state, begun from %r: %r is not read", former_start, start)
         self.position.begun = {"init_from": start} | begun | now
 
     def identity(self) -> dict[str, Any]:
-        """Returns what a run keeps for its whole life: a digest of its data, and its seed.
+        """Returns the values that must not change during a run: a digest of its data, and its seed.
 
-        The digest is that of the first planned batch and of the number of batches; it is the same on every mesh.
+        The digest covers the first planned batch and the number of batches; it is the same on every mesh.
         """
         plan = self.data.epoch(self.trainer.seed, 0)
         arrays = [np.asarray(array) for array in plan[0].build(slice(None)) if array is not None]
@@ -181,7 +183,7 @@ class Run:
         self.save(wait=True)
 
     def _last_evaluation(self) -> dict[str, Any]:
-        """Returns the evaluation of the trained model, which the last step may have made."""
+        """Returns the evaluation of the trained model; makes it only if the last step has not."""
         step, last = int(self.state.step), self.position.evaluation
         return last if last.get("step") == step else self.evaluate(step)
 
@@ -196,7 +198,7 @@ class Run:
     def minutes(self) -> float:
         """Returns the minutes that this run has taken, including the minutes before it was resumed."""
         minutes = self.position.minutes + (time.monotonic() - self.clock) / 60
-        # the schedule must be the same on all hosts; without a limit in minutes it does not depend on them
+        # The learning rate must be equal on all hosts. It depends on the minutes only if the schedule limits them.
         return float(hosts.agreed(minutes)) if self.trainer.schedule.max_minutes else minutes
 
     def remaining(self) -> Iterator[PlannedBatch]:
@@ -211,7 +213,7 @@ class Run:
             self.position.epoch, self.position.index = self.position.epoch + 1, 0
 
     def take(self, step: int, planned: PlannedBatch) -> None:
-        """Starts step number `step` (from 1); logs metrics and evaluates if it is their turn."""
+        """Starts step `step` (from 1); logs metrics every `log_every` steps, and evaluates every `evaluate_every`."""
         rate = self.trainer.schedule.rate(step - 1, self.minutes())
         started = self._start(step, planned, rate)
         self._settle()  # the devices compute the new step while the host waits for the metrics of the one before
@@ -229,7 +231,7 @@ class Run:
         return Started(step, rate, metrics, float(flops) * planned.rows / len(host.lengths))
 
     def _settle(self) -> None:
-        """Waits for the started step, and adds its metrics to the window; does nothing if none is started.
+        """Waits for the started step, and adds its metrics to `window`; does nothing if no step is started.
 
         Raises:
             FloatingPointError: its loss is not finite.
@@ -270,7 +272,7 @@ class Run:
         The loss has no smoothing; the metrics are those of greedy decoding. A signal ends the evaluation after a batch;
         the resumed run then repeats it.
         """
-        self._settle()  # parameters of a step whose loss is not finite are not evaluated
+        self._settle()  # raises an error if the last loss is not finite, so that such parameters are not evaluated
         self.position.owed = True
         trainer, evaluation = self.trainer, dict[str, Any]({"step": step})
         if self.validation:

@@ -24,8 +24,9 @@ class Schedule:
         decay: "constant", "linear", "cosine", or "rsqrt" (peak * sqrt(warmup / step), which does not depend on the
             plan).
         final: fraction of `peak` at the end (for linear and cosine).
-        first_step: number of steps that the checkpoint was trained for before; warm-up and "rsqrt" count them too, so
-            that pre-training continues with its own rate (T5: `peak = 1e-2`, `warmup_steps = 10_000`, "rsqrt").
+        first_step: number of steps for which the checkpoint was trained before. Warm-up and "rsqrt" count these steps
+            too, so that pre-training continues with its learning rate (T5: `peak = 1e-2`, `warmup_steps = 10_000`,
+            "rsqrt").
     """
 
     peak: float = 1e-3

@@ -3,9 +3,9 @@
 Span corruption (Raffel et al. 2020, section 3.1.4): 15% of the tokens of a text, in random spans of 3 tokens on
 average, are replaced by one sentinel per span. The target is every sentinel, followed by the tokens that it replaces.
 The details are those of T5's code (`random_spans_noise_mask` in `t5.data.preprocessors`), which trained the public
-checkpoints: a text begins with a span that is kept and ends with a span that is replaced, so there are as many spans of
-each kind and the target has no last sentinel; the numbers of tokens and spans are fixed, so all texts of the same
-length have the same encoded length; and neighbouring texts are joined without a token between them.
+checkpoints. A text begins with a kept span and ends with a replaced span, so there are equally many spans of both
+kinds, and no sentinel ends the target. The numbers of replaced tokens and of spans depend only on the text's length, so
+texts of the same length have the same encoded length. Neighbouring texts are joined without a token between them.
 """
 
 import dataclasses
@@ -36,27 +36,28 @@ SIDES = ("source", "reference", "both")
 class SpanCorruption(Batching):
     """Corpus of plain text for further pre-training.
 
-    The texts are encoded, joined, and cut into chunks. The chunks are the same in every epoch, and their spans differ.
-    The spans of a chunk depend on the seed, the epoch and the number of the chunk only.
+    The texts are encoded, joined, and cut into chunks. The chunks are the same in every epoch, but their spans are
+    drawn anew. The spans of a chunk depend only on the seed, the epoch and the number of the chunk.
 
-    An encoder-decoder gets chunks that give `length` encoder tokens, EOS included (T5: 512, from 568 tokens of text).
-    A decoder-only model gets chunks of `length` tokens without corruption, which begin with the beginning-of-sequence
-    token if the vocabulary has one, and EOS follows every text.
+    An encoder-decoder gets chunks that become `length` encoder tokens after corruption, EOS included (T5: 512, from 568
+    tokens of text). A decoder-only model gets chunks of `length` tokens without corruption. They begin with the
+    beginning-of-sequence token if the vocabulary has one, and EOS follows every text.
 
     Attributes:
         text: a text file with one text per line (`.txt`, `.txt.gz`, …), here or in the data directory; or a task as in
             `TaskCorpus`.
         split: the split of a task.
-        side: the texts of a task: "source", "reference" or "both".
-        length: number of encoder tokens (tokens, for a decoder-only model).
+        side: which texts of a task are used: "source", "reference" or "both".
+        length: number of encoder tokens of a chunk; for a decoder-only model, number of its tokens.
         noise_density: the share of the tokens that spans replace.
         mean_span: the mean number of tokens in a span.
-        sentinels: ids of the sentinels, in order. If empty, the ids of `<extra_id_0>`, `<extra_id_1>`, … of the
-            vocabulary. `SentencePieceVocabulary.with_sentinels` adds these to the vocabulary of a T5 whose embedding
-            has 100 more rows than the file has pieces, which small models can have too. A model without such rows can
-            use ids of pieces that its texts never contain.
+        sentinels: ids of the sentinels, in order. If empty, the ids of the vocabulary's pieces `<extra_id_0>`,
+            `<extra_id_1>`, …. If the embedding of a T5 has 100 rows more than the vocabulary's file has pieces,
+            `SentencePieceVocabulary.with_sentinels` adds these pieces. A model without such rows can use ids of pieces
+            that its texts never contain.
         limit: number of texts to use, from the first on; 0 uses all.
-        Otherwise as in `Batching`. By default there is one bucket, because all chunks but the last have one length.
+        Other attributes are those of `Batching`. By default there is one bucket, because all chunks but the last have
+        the same length.
 
     Raises:
         ValueError: a value is invalid.

@@ -23,7 +23,8 @@ from speccascade_jax.training.finetune.watching import gradient_norm
 from speccascade_jax.training.runs import TrainState
 
 Metrics = dict[str, Array]
-"""Numbers of a step: `loss` per target token (the objective), `tokens` that count, `gradient_norm`."""
+"""Measures of a step by name: `loss` (the objective, in nats per target token), `tokens` (how many count in the loss),
+and `gradient_norm`."""
 
 Batches = tuple[Batch, Batch | None]
 """The data's batch, and the batch of sampled outputs, if any."""
@@ -58,7 +59,7 @@ def predict(
         inputs = (batch.encoder_tokens, shift_right(batch.tokens, model.config.start_id), dropout is None, real)
         targets, counted = batch.tokens, counted_positions(batch.lengths, batch.answers, batch.tokens.shape[1])
     else:
-        # a token is predicted from those before it, so the first token of a row is never counted
+        # a token is predicted from the tokens before it, so the first token of a row does not count
         inputs, targets = (batch.tokens[:, :-1],), batch.tokens[:, 1:]
         counted = counted_positions(batch.lengths, batch.answers, batch.tokens.shape[1])[:, 1:]
     rngs = {} if dropout is None else {"dropout": dropout}
@@ -88,7 +89,7 @@ def make_train_step(
         options: further arguments of `jitted_step`.
 
     Raises:
-        ValueError: as `jitted_step`.
+        ValueError: model, teacher and objective do not fit together (see `jitted_step`).
     """
     compiled = jitted_step(model, optimizer, objective, teacher=None if teacher is None else teacher.model, **options)
     teacher_params = None if teacher is None else teacher.params
@@ -118,7 +119,7 @@ def jitted_step(
         model: the model.
         optimizer: the optimiser.
         objective: the loss.
-        distillation: the loss of the difference from a teacher, if any.
+        distillation: settings of the divergence from a teacher; `None`: no teacher.
         teacher: the teacher's model, with distillation; its parameters are an argument of the step.
         stop_ids: token ids that end sampled outputs.
         accumulate: number of parts that a batch is divided into; their gradients are added up, so that memory holds the
@@ -159,7 +160,7 @@ class Program:
         return any(getattr(self.model.config, name, 0) for name in ("dropout_rate", "layer_dropout"))
 
     def outputs(self, params: Params, teacher_params: Params, batch: Batch, seed: Array, step: Array) -> Batch | None:
-        """Returns the batch on which the student is compared with the teacher; `None`: the data's batch, or none."""
+        """Returns the batch on which student and teacher are compared; `None` for the data's batch or no teacher."""
         if self.source is None or not self.source.distillation.drawn:
             return None
         return self.source(params, teacher_params, batch, seed, step)
@@ -173,20 +174,20 @@ class Program:
         step: Array,
         key: Array,
     ) -> Array:
-        """Returns the share of a part of the batch in the loss, in nats per token.
+        """Returns what a part of a batch contributes to the batch's loss, in nats per token.
 
         Args:
             params: parameters of the model.
             teacher_params: parameters of the teacher.
-            batches: the data's part, and the part of `outputs`.
-            totals: number of tokens that count, in the whole batch and in the whole of `outputs`.
+            batches: the part of the data's batch, and the same rows of the batch that `outputs` returned.
+            totals: numbers of tokens that count in the whole batch, and in the whole batch that `outputs` returned.
             step: number of the step, from 0.
             key: key of dropout.
         """
         (batch, drawn), vocab_size, dropout = batches, self.model.config.vocab_size, key if self.drops else None
         weight = 0.0 if self.source is None else self.source.distillation.weight
         loss, predictions = jnp.float32(0), None
-        # The divergence alone, on other sequences than the data's, needs no pass over the data.
+        # Without cross-entropy (weight 1) and with sampled sequences, the student needs no pass over the data.
         if weight < 1 or drawn is None:
             predictions = predict(self.model, params, batch, dropout, bool(self.objective.exit_weight), self.remat)
         if predictions is not None and weight < 1:
@@ -209,7 +210,7 @@ def _train_step(program: Any, optimizer: Any, layout: Any) -> Any:
     def step(
         state: TrainState, teacher_params: Params, batch: Batch, rate: Array, seed: Array
     ) -> tuple[TrainState, Metrics]:
-        # threefry draws the same bits on every mesh; masks of dropout are broadcast over tokens, so they need few
+        # threefry draws the same bits on every mesh. It is slow, but dropout masks are broadcast over tokens and small.
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
         drawn = program.outputs(state.params, teacher_params, batch, seed, state.step)
         tokens = _tokens(model, batch)
@@ -235,7 +236,7 @@ def _train_step(program: Any, optimizer: Any, layout: Any) -> Any:
 
 def _tokens(model: Any, batch: Batch) -> Array:
     """Returns the number of tokens of a batch that count."""
-    # A decoder-only model predicts no row's first token.
+    # A decoder-only model does not predict the first token of a row.
     first = jnp.maximum(batch.answers, 0 if model.is_encoder_decoder else 1)
     return jnp.sum(counted_positions(batch.lengths, first, batch.tokens.shape[1]))
 

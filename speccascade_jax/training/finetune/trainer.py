@@ -52,15 +52,16 @@ class Trainer:
         vocabulary: path of the vocabulary; empty: the one beside `init_from`.
         dropout: rate of dropout; `None`: that of the configuration. T5's recipe has 0.1.
         dtype: dtype of the computation, float32 or bfloat16; parameters and optimiser state are float32.
-        mesh: numbers of devices (data, model) that the batch, and heads, units and vocabulary are split over. The
-            training state is spread over all of them (`partition`).
+        mesh: numbers of devices (data, model). The batch is split over the first axis; attention heads, feed-forward
+            units and the vocabulary over the second. The training state is spread over both (`partition`).
         accumulate: number of parts that a batch is divided into, one after the other, to save memory.
         remat: whether gradients recompute each layer instead of keeping its intermediate values, to save memory.
         scan_layers: whether layers are a scan over stacked parameters; `None`: as the configuration says.
         corpus, validation: the training corpus, and the corpus of the validation loss and of the acceptance rate;
             without `validation` neither is computed.
         schedule, optimizer, objective: settings of learning rate, optimiser and loss.
-        distillation: a teacher, and how to follow it; `None`: no teacher. It has the dtype of the computation.
+        distillation: settings of distillation from a teacher, which has the dtype of the computation; `None`: no
+            teacher.
         seed: random seed of parameters, dropout and data order.
         log_every, evaluate_every: number of steps between records and between evaluations; save_every_minutes: minutes
             between saves of the resumable state.
@@ -68,9 +69,9 @@ class Trainer:
         acceptance_of: checkpoint of the target under which the trained model will draft; its acceptance rate on
             `loss_batches` batches is logged at every evaluation. Empty: the teacher's, or none.
         task: the task, or its name, whose metrics are computed on its first `examples` examples; empty: none.
-        split: the split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first. Of a file
-            that the corpus trains on, the same rows are held out (`held_out`).
-        examples: number of its examples; shown: number of outputs that are printed at every evaluation.
+        split: the split of the task, or a part of its only split (`corpus.examples_of`); `None`: its first. If the
+            corpus trains on the same file, the task holds out the same rows as the corpus (`held_out`).
+        examples: number of the task's examples; shown: number of outputs that are printed at every evaluation.
     """
 
     run_dir: str
@@ -121,20 +122,20 @@ class Trainer:
                 raise ValueError(f"task {task.name} has no split {self.split!r}; its splits: {', '.join(splits)}")
 
     def check_folder(self) -> None:
-        """Raises a ValueError if the run has no folder, which a preflight does not need."""
+        """Raises a ValueError if the run has no folder; only `experiments.preflight` works without one."""
         if not self.run_dir.strip():
             raise ValueError(f"run_dir={self.run_dir!r} is no folder: name the run's folder (--gin.RUN_DIR)")
 
     @property
     def scored(self) -> Task:
-        """The task whose metrics are computed; of a file that the corpus trains on, the same rows are held out."""
+        """The task whose metrics are computed; it holds out the same rows of a file as the corpus (`held_out`)."""
         return held_out.divided_as(self.task, self.split, self.corpus)
 
     def check_held_out(self) -> None:
-        """Checks that evaluations use no example that the corpus trains on; warns if they use its own split.
+        """Checks that evaluations use no example that the corpus trains on; warns if they use the corpus's split.
 
         Raises:
-            ValueError: as `held_out.check`.
+            ValueError: some held-out examples would be training examples (`held_out.check`).
         """
         if self.task:
             held_out.check(self.corpus, self.scored, self.split, "the task")
@@ -195,7 +196,7 @@ class Trainer:
         """The vocabulary, with the sentinels of a T5 and the stop ids of the checkpoint.
 
         Raises:
-            ValueError: the model lacks a row for a piece that is no unused control piece (`pairs.pair.check_room`).
+            ValueError: a piece that texts can contain has no row in the model's embedding (`pairs.pair.check_room`).
         """
         source = located(self.vocabulary, hub.VOCABULARY) if self.vocabulary else expanded(self.start)
         if not str(self.vocabulary or self.init_from):
@@ -214,7 +215,7 @@ class Trainer:
         return vocabulary
 
     def initial(self) -> Params:
-        """Returns the parameters that a new run starts from, float32: random, or those of `init_from`, or grown."""
+        """Returns the float32 parameters that a new run starts from: random, or those of `init_from`, perhaps grown."""
         if not self.init_from:
             return self._random()
         if self.config is None:
@@ -247,7 +248,7 @@ def random_params(model: Any, key: jax.Array) -> Params:
 
 
 def load_float32(path: str, scan_layers: bool | None = None) -> BoundModel:
-    """Returns the model of a checkpoint, with its parameters cast to float32; `scan_layers` is that of `Trainer`."""
+    """Returns the model of a checkpoint, with its parameters cast to float32; `scan_layers` is as in `Trainer`."""
     model, params = checkpoints.load(path, scan_layers=scan_layers)
     return BoundModel(params=params, model=model)
 
@@ -288,7 +289,7 @@ def write_model(folder: Path, model: Model, params: Params, vocabulary: FileVoca
     """
     contents = {folder / file.name: file.read_bytes() for file in beside(vocabulary.path)}
     for path, content in contents.items():
-        # a checkpoint with foreign files beside it is not replaced, but the files of an earlier call are not foreign
+        # A folder with other files is not replaced. These files may be from an earlier call, so they are removed first.
         if path.is_file() and path.read_bytes() == content:
             path.unlink()
     checkpoints.save(folder, model, params, overwrite=True)
@@ -298,6 +299,6 @@ def write_model(folder: Path, model: Model, params: Params, vocabulary: FileVoca
 
 def beside(path: Path) -> list[Path]:
     """Returns a vocabulary's file, and the files in its folder that name its special tokens and stop ids."""
-    # not `config.json`, which is the model's own
+    # without `config.json`, because the model writes its own
     names = (*NAMING, ADDED, NUMBERING[0])
     return [path, *(file for name in names if (file := path.parent / name).is_file())]

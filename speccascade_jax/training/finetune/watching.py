@@ -17,28 +17,29 @@ from speccascade_jax.runtime.peaks import peak_flops
 from speccascade_jax.training.finetune.schedule import Schedule
 
 FORWARD_AND_BACKWARD = 3
-"""A training step's products, in forward passes: the backward pass multiplies by inputs and by weights."""
+"""Cost of a training step in forward passes: the backward pass has two matrix products for each product of the forward
+pass, one with the inputs and one with the weights."""
 
 
 def gradient_norm(gradients: Params) -> Array:
-    """Returns the norm of all gradients together, float32 `[]`; taken inside the step, before any clipping."""
+    """Returns the global norm of the gradients, float32 `[]`; the step computes it before any clipping."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)))
 
 
 def training_flops(config: T5Config | DecoderConfig, lengths: Any, encoder_lengths: Any = None) -> Any:
-    """Returns the operations of one training step on the real tokens of a batch: PaLM (Chowdhery et al., 2022), B.
+    """Returns the floating-point operations of one training step on the real tokens of a batch.
 
-    Counted are the matrix products of the model, forward and backward, with attention of every token to every token of
-    its row (or of its window). Not counted are padding, rematerialisation, a teacher, element-wise operations and the
-    look-up of embeddings: they cost time, so they lower the utilisation. Works on NumPy arrays and, inside a step, on
-    the arrays of all hosts' rows.
+    The count follows PaLM (Chowdhery et al., 2022, appendix B): the matrix products of the model, forward and backward,
+    with attention of every token to every token of its row (or of its window). Padding, rematerialisation, a teacher,
+    element-wise operations and the look-up of embeddings are not counted: they cost time, so they lower the
+    utilisation. The lengths may be NumPy arrays or, inside a step, JAX arrays with the rows of all hosts.
 
     Args:
         config: a model's configuration.
         lengths: int `[B]`, number of tokens that a decoder reads in each row.
         encoder_lengths: int `[B]`, number of tokens that an encoder reads in each row.
     """
-    # Float, because the squares of lengths would overflow int32 when summed.
+    # Converted to float, because sums of squared lengths could overflow int32.
     lengths = lengths * 1.0
     if isinstance(config, T5Config):
         forward = _t5_flops(config, lengths, encoder_lengths * 1.0)
@@ -83,11 +84,11 @@ def speeds(tokens: float, flops: float, seconds: float, devices: Sequence[Any]) 
 
 
 TELL_EVERY = 30.0
-"""Seconds without a report after which a line shows that training goes on."""
+"""Seconds without a report after which a line shows that training continues."""
 
 
 class Progress:
-    """Lines that show that training goes on where reports are far apart: after the first step, then twice a minute.
+    """Lines that show that training continues when reports are rare: after the first step, then twice a minute.
 
     Args:
         schedule: the run's schedule.
@@ -100,9 +101,9 @@ class Progress:
         self.first: tuple[float, float] | None = None
 
     def tell(self, step: int) -> None:
-        """Logs a line if it is time for one, in the first process; `step` is the number of a step that has started."""
+        """Logs a line in the first process if one is due; `step` is the number of the latest step that has started."""
         now = time.monotonic()
-        # the clock of this process alone: agreeing on it would need all processes at the same time
+        # uses the clock of this process only, because agreeing on a time would make all processes wait for each other
         done = self.schedule.progress(step, self.minutes + (now - self.began) / 60)
         if self.first is None:
             self.first, self.told_at = (now, done), now

@@ -64,7 +64,7 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
     Equal predictions share the bin that contains their middle rank.
 
     Args:
-        predicted: `[N]` in [0, 1], the predictions of `P`.
+        predicted: `[N]` in [0, 1], the predicted probabilities.
         kept: `[N]` in [0, 1], the labels `P`.
         bins: number of bins.
         equal_mass: whether bins have equal size instead of equal width.
@@ -83,7 +83,11 @@ def reliability(predicted: np.ndarray, kept: np.ndarray, bins: int = BINS, equal
 
 
 def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
-    """Returns measures of predictions `[N]` of `P`: `auc`, `ece`, `ece_equal_mass`, `brier`, `log_loss` and means."""
+    """Compares predictions `[N]` with labels `[N]`; returns measures by name.
+
+    The names are `positions` (`N`), `kept` and `predicted` (the means of labels and predictions), `auc`, `ece`,
+    `ece_equal_mass`, `brier` and `log_loss`.
+    """
     means = {"positions": len(kept), "kept": float(np.mean(kept)), "predicted": float(np.mean(predicted))}
     errors = {"ece": reliability(predicted, kept).ece}
     errors["ece_equal_mass"] = reliability(predicted, kept, equal_mass=True).ece
@@ -93,7 +97,7 @@ def measures(predicted: np.ndarray, kept: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Isotonic:
-    """Increasing function of a score that fits the labels best: steps, joined linearly between their middles.
+    """Non-decreasing function from a score to a probability: an isotonic regression, linear between its steps.
 
     Attributes:
         scores: float64 `[K]`, increasing; values: float64 `[K]`, non-decreasing.
@@ -108,7 +112,7 @@ class Isotonic:
 
 
 def isotonic(scores: np.ndarray, kept: np.ndarray) -> Isotonic:
-    """Fits least squares under an increasing order, by pooling adjacent violators (Barlow et al., 1972).
+    """Fits an isotonic regression by pooling adjacent violators (Barlow et al., 1972).
 
     Args:
         scores: `[N]`; if acceptance falls with a score, such as an entropy, give the negative score.

@@ -40,7 +40,8 @@ from speccascade_jax.training.heads.mixing import uniforms
 from speccascade_jax.training.heads.shards import Examples
 
 PROPOSALS = 0x59
-"""Number folded into the key of the seed to draw proposals, because decoding `X` uses the same seed and ids."""
+"""Number that is folded into the seed's key to draw proposals, so that their random bits differ from those that decode
+`X` with the same seed and example ids."""
 
 
 def make(
@@ -58,7 +59,7 @@ def make(
 
     Args:
         pair: the models, as in `experiment.run`.
-        evaluation: as in `experiment.run`; its examples for quality provide the prompts.
+        evaluation: as in `experiment.run`; the examples on which it would measure quality provide the prompts.
         settings: sampling settings of both models.
         rule: rule whose probability of keeping a token is the label, a name in `rules.deferral.RULES`.
         alpha: the rule's α.
@@ -119,7 +120,10 @@ def _manifest(session: Session, point: Point, shard_size: int) -> dict[str, Any]
 
 
 def examples(session: Session, point: Point) -> Examples:
-    """Decodes the examples for quality with the target, and labels the draft's proposals by the point's rule."""
+    """Decodes the session's examples with the target, and labels the draft's proposals by the rule of `point`.
+
+    Only the examples on which quality is measured are decoded.
+    """
     written = surveying.write(session, surveying.written_by("target", point))
     window = session.window(point.evaluation, point.evaluation.quality_examples)
     ids = np.asarray([session.examples[row].id for row in window], np.int32)

@@ -22,11 +22,11 @@ from speccascade_jax.stopping.acceptance_head import with_law
 from speccascade_jax.training.heads.shards import Examples
 
 HELD_OUT = 2**31 - 1
-"""Epoch number that seeds the mixes for evaluation on held-out prompts."""
+"""Number that takes the place of the epoch in the seed of mixes for held-out prompts; no training epoch has it."""
 
 
 class Batch(NamedTuple):
-    """Batch `[B, T]` of examples, with their row numbers `rows` `[B]`; rows of length 0 only fill it up."""
+    """Batch of `B` examples with their row numbers in the data, `rows` `[B]`; rows of length 0 only fill it up."""
 
     prompt: Prompt
     rows: np.ndarray
@@ -69,8 +69,8 @@ def mix_key(seed: int, epoch: int | Array) -> Array:
 def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_target: float, size: int) -> Mixed:
     """Returns the heads' inputs and labels for a mix, flattened and padded to `size` positions.
 
-    The hidden state of a proposal depends on the mix. Its label, and the features of the draft's distribution, are
-    those after the target's own tokens.
+    The hidden state of a proposal is computed after the mixed tokens. Its label, and the features of the draft's
+    distribution, are those of the data, computed after the target's tokens.
     """
     z, counted = mix(key, batch, from_target)
     inputs = with_law(states(model, params, batch.prompt, z), jnp.asarray(batch.max_q), jnp.asarray(batch.drawn))
@@ -86,8 +86,8 @@ def mixed_states(model: Any, params: Params, batch: Batch, key: Array, from_targ
 def split(prompts: Sequence[bytes], held_out: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the row numbers for training, and the row numbers held out; at least one of each.
 
-    Each row is assigned at random to training or to evaluation. If a prompt has several rows, the side of its last row
-    decides, and its rows on the other side are left out. So no prompt is both trained on and evaluated.
+    Each row is assigned at random to training or to evaluation. If several rows have the same prompt, the last one
+    decides, and rows of this prompt that were assigned otherwise are left out. So no prompt is on both sides.
 
     Args:
         prompts: a key for each row's prompt (`shards.prompt_keys`).
@@ -136,7 +136,7 @@ class Batches:
         return [self.batch(cut[n]) for n in draws.permutation(len(cut))]
 
     def cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Splits rows into groups of equal width, one for each batch; -1 marks the unused places of a group."""
+        """Splits row numbers into groups of rows with equal width, one for each batch; -1 fills a group up."""
         groups = []
         for width in np.unique(self.widths[rows]):
             same, size = rows[self.widths[rows] == width], self.positions // int(width)

@@ -5,10 +5,10 @@ evaluates the tokens of blocks of fixed size, which the engine drafts for prompt
 training data, every proposal follows the target's own tokens. In a block, a token follows other drafted tokens, and
 more of them in longer blocks.
 
-The report undoes the rejection weight in a head's probability (`train.probability`), and also gives the calibration
-error without this correction. The baselines are measures of the draft's own certainty: the largest probability and the
-entropy of its distribution, and the probability of the drawn token. They are used directly, and also mapped by an
-isotonic regression that is fitted on the heads' training data.
+Training weights rejections more than acceptances, which shifts a head's probabilities. The report undoes this shift
+(`train.probability`), and also gives the calibration error without the correction. The baselines are measures of the
+draft's certainty: the largest probability and the entropy of its distribution, and the probability of the drawn token.
+They are used directly, and also mapped by an isotonic regression that is fitted on the heads' training data.
 """
 
 import dataclasses
@@ -84,13 +84,13 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder:
-    """Callable that records the drafted block of a round, and measures of its tokens, for `generate`."""
+    """Callable for `generate(record=…)` that records the drafted block of each round, and measures of its tokens."""
 
     rule: str
     alpha: float
 
     def __call__(self, turn: Round) -> dict[str, Array]:
-        """Returns the record of a round: `start`, `length`, `tokens`, and the values of `judged`.
+        """Returns the record of a round: `start`, `length` and `tokens` of the block, and the values of `judged`.
 
         `start` and `length` (0 in inactive rows) are int32 `[B]`; all other values are `[B, G]`.
         """
@@ -102,11 +102,11 @@ class Recorder:
 
 
 def collect(session: Session, point: Point) -> Blocks:
-    """Decodes the evaluation's examples for quality, and returns the blocks that the engine drafted.
+    """Decodes the session's examples with speculative decoding, and returns the blocks that the engine drafted.
 
     Args:
-        session: provides the pair, its examples and their prompts.
-        point: the point to decode, with method "speculative", the rule, the α and the block size.
+        session: provides the pair, the examples on which quality is measured, and their prompts.
+        point: the settings and seed of the decoding: method "speculative", the rule, α and the block size.
     """
     parts = []
     recorder = Recorder(point.method.rule(point.settings).name, point.settings.alpha or 0.0)
@@ -163,8 +163,9 @@ class HeadReport:
     """Settings of a report: the heads, the prompts and the blocks.
 
     Attributes:
-        trainer: provides the heads (`<run_dir>/heads`), the pair and the data; the data provide sampling, rule and α.
-        evaluation: the prompts, which must not be in the training data; its examples for quality are used.
+        trainer: provides the heads (`<run_dir>/heads`), the pair and the data; the data's manifest provides sampling
+            settings, rule and α.
+        evaluation: provides the prompts, which must not be in the training data: those on which it measures quality.
         block_size: length of the fixed blocks; seed: random seed of the decoding that drafts the blocks.
         shown: names of the heads in the figure and in the table by position; if empty, the head with the best log loss.
     """
@@ -214,7 +215,7 @@ class HeadReport:
 
 
 def check_unseen(trained_on: Examples, prompts: Prompt) -> None:
-    """Refuses prompts that are in the training data, held-out ones included, as baselines are fitted on all data.
+    """Refuses prompts that are in the data of the heads, even if held out, because baselines are fitted on all data.
 
     Raises:
         ValueError: some prompts are in the data; the message says how many.
@@ -259,8 +260,8 @@ def predictions(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head
 def judge(blocks: Blocks, trained_on: Examples, trained: Mapping[str, head_files.Head]) -> dict[str, Any]:
     """Returns measures of every predictor: `overall`, by `slot` (position in the block, from 1), by range of `label`.
 
-    Within a range of the label, only the means are informative: the labels of a range are nearly equal, so the AUC
-    means little.
+    Within a range of the label, only the means are informative: the labels are nearly equal there, so the AUC says
+    little.
     """
     mask = blocks.counted
     kept = blocks.kept[mask]

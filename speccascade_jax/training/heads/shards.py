@@ -3,13 +3,13 @@
 A folder holds `manifest.json` and shards `shard-00000.npz`, `shard-00001.npz`, …, each written completely or not at
 all.
 
-`manifest.json` holds `format` (1) and two groups of entries. The first group (`MEANING`) defines the meaning of a
-label: `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`, `temperature`, `top_p`, `top_k`, `draft_temperature`.
-The second group defines the choice of examples: `pair`, `dtype`, `task`, `split`, `first_example`, `prompts`,
-`max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, the digest of the rule.
+`manifest.json` holds `format` (1) and two groups of entries. The entries of the first group (`MEANING`) determine what
+a label means: `pair_fingerprint`, `draft_fingerprint`, `rule`, `alpha`, `temperature`, `top_p`, `top_k`,
+`draft_temperature`. Those of the second group determine the examples: `pair`, `dtype`, `task`, `split`,
+`first_example`, `prompts`, `max_new_tokens`, `batch`, `seed`, `shard_size`, and `code`, a digest of the rule's code.
 
-A shard holds the arrays of `Examples` and `key`, the hash of the manifest, so that a shard of another folder is
-refused. The last shard of a folder may have fewer rows. Reading a shard compares all checksums of its zip archive.
+A shard holds the arrays of `Examples` and `key`, the hash of the manifest, by which a shard from another folder is
+refused. The last shard of a folder may have fewer rows. A shard is a zip archive, and reading it checks all checksums.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Examples:
 
 
 def prompt_keys(prompt: Prompt) -> list[bytes]:
-    """Returns a key for each row's prompt, made of its context and encoder ids; padding does not change the key."""
+    """Returns the bytes of each row's context and encoder tokens, without padding, to compare prompts by."""
     tokens, lengths = np.asarray(prompt.tokens), np.asarray(prompt.length)
     encoder = np.zeros((len(lengths), 0)) if prompt.encoder_tokens is None else np.asarray(prompt.encoder_tokens)
     parts = ((tokens[n, :length], [-1], np.trim_zeros(encoder[n], "b")) for n, length in enumerate(lengths))

@@ -1,8 +1,9 @@
 """Training of acceptance heads on a frozen draft, for a whole grid of depths and rejection weights at once.
 
 The method is that of SpecDec++ (Huang et al., 2024, section 3.3; METHODS section 6). One forward pass of the draft over
-a batch's mix (`mixing`) gives the hidden states. This pass costs as much as training several heads, so all heads of the
-grid share it. The heads share nothing else: each head ends as if it were trained alone.
+a batch, whose tokens are a mix of the target's and the draft's (`mixing`), gives the hidden states. This pass costs as
+much as training several heads, so all heads of the grid share it. The heads share nothing else, so each one becomes the
+same as if it were trained alone.
 """
 
 import dataclasses
@@ -35,8 +36,8 @@ class HeadTrainer(EpochTrainer):
     """Trainer of a grid of heads on one draft; the heads are written to files such as `heads/depth1_wrej6.msgpack`.
 
     Attributes:
-        depths, w_rejs, laws: the values of the grid: depths of the heads, weights of rejections, and whether a head
-            also reads features of the draft's distribution (`stopping.acceptance_head.with_law`).
+        depths, w_rejs, laws: the axes of the grid: depths of the heads, weights of rejections in the loss, and whether
+            a head also reads features of the draft's distribution (`stopping.acceptance_head.with_law`).
         from_target: probability that a token of the mix is the target's token.
         warmup_steps: warm-up steps of the learning rate.
 
@@ -67,7 +68,7 @@ class HeadTrainer(EpochTrainer):
 
     @property
     def grid(self) -> dict[str, tuple[int, float, bool]]:
-        """Map from the name of a head to its depth, its rejection weight, and whether it reads the distribution."""
+        """Maps the name of a head to its depth, its rejection weight, and whether it reads the draft's distribution."""
         kinds = itertools.product(self.depths, self.w_rejs, self.laws)
         return {head_name(depth, w_rej, law): (depth, w_rej, law) for depth, w_rej, law in kinds}
 

@@ -343,7 +343,7 @@ def test_mixtures_take_every_kind_of_corpus_and_gin_binds_them(path, tmp_path, w
 
 
 @pytest.mark.parametrize(("make", "said"), [
-    (lambda: joined("a", widths=()), "needs widths"),
+    (lambda: joined("a", widths=()), "give the widths of a JoinedCorpus"),
     (lambda: joined("a", max_joined=0), "max_joined=0"),
     (lambda: joined("a", every=0), "every=0"),
     (lambda: joined("a", cut=-1), "cut=-1"),
