@@ -35,7 +35,7 @@ from speccascade_jax.metrics import quality
 from speccascade_jax.pairs.prompts import decoder_context
 from speccascade_jax.results.store import outputs, trace
 from speccascade_jax.results.store.outputs import ENTRY, LETTERS, Output
-from speccascade_jax.results.store.record import FORMAT, Record, Row, get_entry
+from speccascade_jax.results.store.record import FORMAT, Record, Row, get_entry, point_title
 from speccascade_jax.runtime import hosts, own_files
 from speccascade_jax.runtime.program_memory import release_when_crowded
 from speccascade_jax.runtime.progress import counted, stage
@@ -368,8 +368,8 @@ def time_beside_target(session: Session, points: Sequence[Point]) -> list[Row]:
 
 
 def _named(points: Sequence[Point]) -> str:
-    """Returns the label of the points' first one, and how many more there are."""
-    return points[0].label() + (f" and {len(points) - 1} more" if len(points) > 1 else "")
+    """Returns the name of the points' first one, and how many more there are."""
+    return point_title(points[0].coordinates()) + (f" and {len(points) - 1} more" if len(points) > 1 else "")
 
 
 def _speed(session: Session, point: Point, timed: latency.Timings, runs: Runs) -> dict[str, float]:

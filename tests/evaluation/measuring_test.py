@@ -417,3 +417,10 @@ def test_records_are_found_by_the_beginning_of_their_keys(tmp_path, monkeypatch)
 def test_outputs_of_a_store_are_found_through_a_link(records, path, tmp_path):
     (tmp_path / "link.jsonl").symlink_to(path)
     assert outputs.read(tmp_path / "link.jsonl", records[0]) == outputs.read(path, records[0]) is not None
+
+
+def test_stages_name_points_with_the_words_of_the_tables():
+    shared = {"pair": ModelPair(name="tatoeba_en_de"), "evaluation": Evaluation(task="tiny_translation")}
+    chosen = [Point(settings=Settings(method="chow", alpha=alpha), **shared) for alpha in (0.2, 0.4)]
+    assert measuring._named(chosen).startswith("SpecCascade [Chow] α=0.2 T=0 γ=")
+    assert measuring._named(chosen).endswith(" and 1 more")

@@ -281,12 +281,17 @@ def curve_title(point: Mapping[str, Any], *, threshold: bool = True) -> str:
     return text
 
 
+def point_title(point: Mapping[str, Any]) -> str:
+    """Returns the name of a point's curve in tables, then α and the other numbers that distinguish its points."""
+    return " ".join([curve_title(point), *_numbers(point)])
+
+
 def one_line(record: Record) -> str:
-    """Returns a record's point and its main numbers in one line."""
+    """Returns a record's point and its main numbers in one line, with the words of the tables."""
     point, quality = record["point"], record["quality"]
-    parts = [f"{' '.join([point['curve'], *_numbers(point)]):<30}", f"{quality['metric']} {quality['value']:6.2f}"]
+    parts = [f"{point_title(point):<36}", f"{quality['metric']} {quality['value']:6.2f}"]
     if relative := record.get("relative_latency"):
-        parts.append(f"latency {relative['value']:5.2f}×")
+        parts.append(f"speed-up {1 / relative['value']:5.2f}")
     rejection = record["measures"].get("rejection_rate")
     if rejection is not None:
         parts.append(f"rejected {rejection:4.0%}")
@@ -304,7 +309,7 @@ _SWEPT = {"block_size": "γ", "top_p": "top-p", "top_k": "top-k", "draft_tempera
 _USUAL = {"top_p": 1, "top_k": 0, "seed": 0}
 
 
-def _numbers(point: Point) -> list[str]:
+def _numbers(point: Mapping[str, Any]) -> list[str]:
     """Returns the settings that distinguish the points of a sweep: α, temperature, and others with unusual values."""
     values = {"α": point["alpha"], "T": point["temperature"]}
     values |= {word: value for name, word in _SWEPT.items() if (value := get_entry(point, name)) != _USUAL.get(name)}

@@ -267,8 +267,8 @@ def test_progress_estimates_the_time_left_from_points_of_this_process(capsys):
             progress.advance(fake_records.run(point))
     said = capsys.readouterr().out
     assert "10 points, 4 of them already in store.jsonl" in said
-    assert "[ 5/10] spec_decode" in said and "(0:10 elapsed)" in said, "one point is no evidence"
-    assert "[ 6/10] lossy α=0" in said and "(0:20 elapsed, about 0:40 left)" in said
+    assert "[ 5/10] SpecDecode T=1 γ=5  " in said and "(0:10 elapsed)" in said, "one point is no evidence"
+    assert "[ 6/10] SpecDecode [Lossy] α=0" in said and "(0:20 elapsed, about 0:40 left)" in said
     assert "2 points measured in 0:20" in said
 
 
@@ -286,10 +286,11 @@ def test_progress_lines_name_the_numbers_that_a_sweep_varies():
     """Checks the target alone at two temperatures and seeds, whose lines were equal."""
     record = fake_records.run(fake_records.coordinates(temperature=0.0)[0])
     hot = record | {"point": record["point"] | {"temperature": 0.5, "seed": 3, "top_p": 0.9}}
-    assert printing.one_line(record).startswith("autoregressive T=0  ")
-    assert printing.one_line(hot).startswith("autoregressive T=0.5 top-p=0.9 seed=3  ")
+    assert printing.one_line(record).startswith("Target alone T=0  ")
+    assert printing.one_line(hot).startswith("Target alone T=0.5 top-p=0.9 seed=3  ")
     (chow, *_) = (r for r in map(fake_records.run, fake_records.coordinates()) if r["point"]["method"] == "chow")
-    assert printing.one_line(chow).startswith("chow α=0.1 T=1 γ=5  ")
+    assert printing.one_line(chow).startswith("SpecCascade [Chow] α=0.1 T=1 γ=5  ")
+    assert f"  speed-up {1 / chow['relative_latency']['value']:5.2f}  " in printing.one_line(chow)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])

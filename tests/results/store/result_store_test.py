@@ -46,7 +46,8 @@ def test_records_of_a_store_print_as_one_line(path):
         texts = [repr(stored) for stored in store.records]
     assert [repr(stored) for stored in read_records(path)] == texts
     assert (
-        texts[0].startswith(f"<record {point['key'][:8]}: lossy α=") and f"{point['quality']['value']:.2f}" in texts[0]
+        texts[0].startswith(f"<record {point['key'][:8]}: SpecDecode [Lossy] α=")
+        and f"{point['quality']['value']:.2f}" in texts[0]
     )
     assert len(texts[0]) < 120 and texts[1] == "<record 01234567 with key, counts>"
 

@@ -155,7 +155,7 @@ def write(session: Session, point: Point) -> list[Written]:
     up.
     """
     out = []
-    for rows, counted in progress.counted(session.batches(point.evaluation), f"outputs of {point.label()}", "batches"):
+    for rows, counted in progress.counted(session.batches(point.evaluation), f"outputs of {point.title()}", "batches"):
         generation = session.prepare(point, rows)(point.seed)
         prompt = jax.tree.map(lambda x, rows=rows: x[rows], session.prompts)
         prompt = on_devices(prompt, session.pair.mesh)
