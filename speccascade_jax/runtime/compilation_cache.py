@@ -80,7 +80,7 @@ def switch_on() -> None:
 
 @functools.cache
 def _tell_compiling() -> None:
-    """Makes lines of progress (`progress`) say when JAX compiles a program, and leaves that time out of their estimates."""
+    """Makes lines of progress (`progress`) say when JAX compiles, and leaves that time out of their estimates."""
 
     def begins(event: str, **_: Any) -> None:
         if event == "/jax/compilation_cache/compile_requests_use_cache":  # the first event of a compilation

@@ -238,7 +238,7 @@ def test_the_text_model_inside_a_model_of_images_is_read(written, root):
     assert (model.config, same(params, expected)) == (hf.KINDS["gemma3"], True)
     head = np.roll(expected["token_embedder/embedding"], 1, axis=0)
     name = "language_model.lm_head.weight" if root == "language_model.model." else "lm_head.weight"
-    with pytest.warns(UserWarning, match=f"another {name} is stored"):
+    with pytest.warns(UserWarning, match=f"a different {name} is stored"):
         untied = load(written("gemma3_images", {"text_config": text}, arrays=absent | renamed | {name: head}))[1]
     assert same(untied, expected | {"decoder/logits_dense/kernel": head.T})
 
