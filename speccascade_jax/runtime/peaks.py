@@ -19,7 +19,7 @@ _NAMES = {
     "NVIDIA A100-PCIE-40GB": "a100", "NVIDIA A100 80GB PCIe": "a100", "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200", "NVIDIA B200": "b200",
 }  # fmt: skip
-"""Chip's name by `device_kind`. libtpu and JAX name some TPUs differently. H100 on PCIe has another peak: not listed."""
+"""Chip by `device_kind`. libtpu and JAX name some TPUs differently. H100 on PCIe has another peak: not listed."""
 
 
 def peak_flops(device: Any) -> float | None:
