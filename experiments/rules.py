@@ -5,10 +5,10 @@ r"""Measure rules of your own beside all rules of Narasimhan et al. (2024); prin
     python -m experiments.rules my_rules.FAVOURITE my_rules.SECOND --alphas=my_rules.FAVOURITE:0.2,0.8
     python -m experiments.rules my_rules.FAVOURITE --quick         a first look
 
-The names of your rules come first. A file my_rules.py in the current folder is imported by itself; --import names one
-elsewhere. The command is a sweep of configs/rules.gin, whose settings apply; another --gin_file may replace that file.
-A killed sweep resumes, and a table of two rules comes from one command with both. It runs in one process; on several
-hosts, run `sweep` with the same gin file and --gin.MINE="('my_rules.FAVOURITE',)".
+The names of your rules come first. A file my_rules.py in the current folder is imported by itself, as in all commands;
+--import names one elsewhere. The command is a sweep of configs/rules.gin, whose settings apply; another --gin_file may
+replace that file. A killed sweep resumes, and a table of two rules comes from one command with both. It runs in one
+process; on several hosts, run `sweep` with the same gin file and --gin.MINE="('my_rules.FAVOURITE',)".
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from speccascade_jax.evaluation import experiment
 from speccascade_jax.results.report import printing
@@ -34,9 +33,7 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(f"error: rules has no flag --methods, because it measures all rules of the paper: {remedy}")
     if not (rules or {"--help", "--helpfull", "--version"} & {*flags}):
         sys.exit(f"error: name your rules before all flags; for example: {EXAMPLE}; --help lists all flags")
-    files = dict.fromkeys(f"{name.rpartition('.')[0]}.py" for name in rules)
-    imports = [f"--import={file}" for file in files if Path(file).is_file()]
-    sys.argv = [argv[0], *imports, f"--gin.MINE={rules!r}", *flags]
+    sys.argv = [argv[0], f"--gin.MINE={rules!r}", *flags]
     about = [name.rpartition(".")[2] for name in rules]
     short = {"sizes": short_flags.SIZES, "default": "configs/rules.gin", "about": about, "without": ("methods",)}
     gin_flags.main(experiment.sweep, EXAMPLE, switches=printing.NOTES, **short)

@@ -35,7 +35,7 @@ def favourite(pair, alpha):
 FAVOURITE = sc.Rule(name="favourite", deferral=favourite)
 '''
 README = (repository_root() / "README.md").read_text(encoding="utf-8")
-COMMAND = re.search(r"^python -m experiments\.sweep [^`]*?--import=my_rules\.py[^`]*?(?=```)", README, re.MULTILINE)[0]
+COMMAND = re.search(r"^python -m experiments\.sweep [^`]*?my_rules\.[^`]*?(?=```)", README, re.MULTILINE)[0]
 """The README's command for a user's own data, with ten rows and two α's."""
 FEW = """--gin.sweep.alphas={'my_rules.FAVOURITE':(0.2,0.6)}
  --gin.Evaluation.quality_examples=8 --gin.Evaluation.latency_examples=2"""

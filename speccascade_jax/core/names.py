@@ -6,6 +6,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 TARGET = "autoregressive"
@@ -122,6 +123,10 @@ def look_up(noun: str, name: str, table: Mapping[str, Any], kind: Any, table_nam
     return value
 
 
+MODULES: dict[str, ModuleType] = {}
+"""The user's own modules that names of the form `module.NAME` have led to."""
+
+
 def _imported(noun: str, name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
@@ -136,4 +141,5 @@ def _imported(noun: str, name: str) -> Any:
         raise
     if not hasattr(imported, attribute):
         raise ValueError(f"{noun} {name!r}: module {module!r} has no {attribute!r}: define it there")
+    MODULES[module] = imported
     return getattr(imported, attribute)

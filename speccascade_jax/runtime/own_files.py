@@ -1,4 +1,7 @@
-"""Import of the user's own files: `--import` gives their paths, and gin files name their contents `module.NAME`."""
+"""Import of the user's own files: names lead to those in the current folder, `--import` gives the paths of others.
+
+Command lines and gin files name their contents `module.NAME`.
+"""
 
 import importlib
 import importlib.util
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from speccascade_jax.core import names
 from speccascade_jax.storage.files import expanded
 
 _LOADED: dict[str, Path] = {}
@@ -65,8 +69,11 @@ def _named(name: str) -> ModuleType:
 
 
 def loaded() -> dict[str, str]:
-    """Returns the paths of the files that `load` imported, by module name; records store them."""
-    return {module: str(path) for module, path in _LOADED.items()}
+    """Returns the paths of the files that `load` or a name imported, by module name; records store them."""
+    # `load` finds a file by its path alone, so modules inside packages are left out
+    named = {name: getattr(module, "__file__", None) for name, module in names.MODULES.items() if "." not in name}
+    paths = {name: str(Path(path).resolve()) for name, path in named.items() if path and path.endswith(".py")}
+    return paths | {module: str(path) for module, path in _LOADED.items()}
 
 
 def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
@@ -74,9 +81,16 @@ def load_again(recorded: Mapping[str, str] | Iterable[str]) -> None:
 
     Args:
         recorded: paths of the files, all of which are imported, or a dictionary from module names to paths, as records
-            hold it, of which modules that are already imported are skipped.
+            hold it. Of a dictionary, two kinds of modules are skipped: those that are already imported, and those whose
+            file has moved if Python finds the module by its name.
     """
     if isinstance(recorded, Mapping):
-        recorded = [path for module, path in recorded.items() if module not in sys.modules]
+        recorded = [path for module, path in recorded.items() if not _is_importable(module, path)]
     for path in recorded:
         load(path)
+
+
+def _is_importable(module: str, path: str) -> bool:
+    if module in sys.modules:
+        return True
+    return not Path(path).is_file() and importlib.util.find_spec(module) is not None

@@ -70,17 +70,10 @@ def test_a_choice_of_methods_is_refused_in_one_line_with_the_remedy(arguments):
     assert "`sweep --methods=…` measures chosen methods" in message and "\n" not in message
 
 
-def test_files_of_the_current_folder_are_imported_so_that_records_hold_them(tmp_path, monkeypatch):
+def test_the_first_words_become_a_setting_and_the_name_of_the_results(monkeypatch):
     seen = []
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(gin_flags, "main", lambda *arguments, **offered: seen.append(offered["about"]))
-    (tmp_path / "my_rules.py").write_text(RULE)
     rules.main(["rules", "my_rules.A", "my_rules.B", "other.C", "--quick"])
-    assert sys.argv == [
-        "rules",
-        "--import=my_rules.py",
-        "--gin.MINE=('my_rules.A', 'my_rules.B', 'other.C')",
-        "--quick",
-    ]
+    assert sys.argv == ["rules", "--gin.MINE=('my_rules.A', 'my_rules.B', 'other.C')", "--quick"]
     assert seen == [["A", "B", "C"]]

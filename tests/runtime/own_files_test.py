@@ -14,6 +14,7 @@ from speccascade_jax.runtime import own_files
 def forgotten(monkeypatch):
     """Removes modules that a test loads."""
     monkeypatch.setattr(own_files, "_LOADED", {})
+    monkeypatch.setattr(names, "MODULES", {})
     before, path = set(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - before:
@@ -31,6 +32,21 @@ def test_names_in_a_file_are_looked_up_by_its_module_name(tmp_path):
     path.write_text("THREE = 4\n")
     own_files.load_again(own_files.loaded())  # a file that is already loaded is not executed again
     assert names.look_up("number", "own_numbers.THREE", {}, int) == 3
+
+
+def test_a_file_that_a_name_alone_leads_to_is_recorded_and_found_again(tmp_path, monkeypatch):
+    path = tmp_path / "own_letters.py"
+    path.write_text("A = 'a'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert names.look_up("letter", "own_letters.A", {}, str) == "a"
+    assert names.look_up("letter", "os.path.sep", {}, str) and own_files.loaded() == {"own_letters": str(path)}
+    recorded = own_files.loaded()
+    del sys.modules["own_letters"]
+    own_files.load_again({"own_letters": str(tmp_path / "elsewhere" / "own_letters.py")})  # by its name, later
+    assert "own_letters" not in sys.modules
+    monkeypatch.setattr(sys, "path", [name for name in sys.path if name != str(tmp_path)])
+    own_files.load_again(recorded)
+    assert sys.modules["own_letters"].A == "a"
 
 
 def test_importable_modules_are_accepted_too():
