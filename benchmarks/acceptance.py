@@ -35,7 +35,7 @@ class Written(NamedTuple):
 
 
 def run(bench: Bench) -> Rows:
-    """Returns the table `acceptance`, with a row per method and temperature, and `agreement` (see `_agreement`)."""
+    """Returns the table `acceptance`, with a row per method and temperature, and the table `agreement`."""
     task = best_task() if bench.settings.acceptance_task is None else get_task(bench.settings.acceptance_task)
     examples = task.load(limit=bench.settings.acceptance_examples)
     prompts = prompts_of(bench, task, [task.build_prompt(example) for example in examples])
@@ -76,9 +76,9 @@ def prompts_of(bench: Bench, task: Task, texts: list[str]) -> Prompt:
 
 
 def _batches(count: int) -> list[np.ndarray]:
-    """Splits the row numbers below `count` into batches of one size.
+    """Splits the example numbers below `count` into batches of one size.
 
-    The last batch repeats its own rows until it is full, because another batch size would need another compilation.
+    The last batch repeats its own examples until it is full, because another batch size would need another compilation.
     """
     size = min(BATCH, count)
     return [np.resize(np.arange(start, min(start + size, count)), size) for start in range(0, count, size)]

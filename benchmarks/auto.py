@@ -1,4 +1,7 @@
-"""Section `auto`: time per token of `block_size="auto"` and of fixed γ (0: the target alone), by batch size and T."""
+"""Section `auto`: time per token with planned and with fixed block lengths γ, by batch size and temperature.
+
+`block_size="auto"` plans the lengths; γ = 0 is the target alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
-"""Factor on the number of turns, which is higher than in other sections because the compared times differ by little."""
+"""How many times as many turns this section takes as others, because the compared times differ by little."""
 SEEDS = 2
 """Number of seeds per prompt above temperature 0, where output lengths depend on the seed."""
 
@@ -35,8 +38,8 @@ def run(bench: Bench) -> Rows:
 def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     """Times batches of `size` rows with every γ in each turn; `ratio` is the time over that of the best fixed γ.
 
-    Half of the turns choose the best γ, and the ratios come from the other half. The smallest of several noisy medians
-    is below its true value, so with a choice on the same turns everything else would look too slow.
+    The best γ is chosen on half of the turns, and the ratios are computed on the other half. The smallest of several
+    noisy medians is biased downwards, so a choice on the same turns would make everything else look too slow.
     """
     fixed = [recorded(Settings(method=SPEC_DECODE.method, block_size=length)) for length in bench.settings.beside_auto]
     methods = {"0": recorded(Settings(method=TARGET))} | {str(entry.block_size): entry for entry in fixed}
@@ -52,7 +55,8 @@ def _rows(bench: Bench, size: int, temperature: float) -> list[dict[str, Any]]:
     seconds = measure.interleave(calls, TURNS * bench.settings.repeats)
     tokens = {name: sum(int(np.sum(entry.lengths)) for entry in of) for name, of in generations.items()}
     times = {name: seconds[name] / tokens[name] for name in methods}
-    # turns alternate between two orders of the calls, so the first two of every four turns have both orders
+    # The best γ is chosen on the first two of every four turns. The order of the calls alternates by turn, so both
+    # halves contain both orders equally often.
     chosen_by = np.arange(TURNS * bench.settings.repeats) % 4 < 2
     best = min((name for name in methods if name != AUTO), key=lambda name: float(np.median(times[name][chosen_by])))
     return [

@@ -9,7 +9,7 @@ from speccascade_jax.core.types import BoundModel
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per working set: its size in MB, its GB/s, and the measurement whose floor it determines."""
+    """Measures one row per working set: its size in MB, the bandwidth in GB/s, and what it is a floor for."""
     wanted = [
         ("far beyond the caches", bench.settings.working_set, "verification"),
         ("bytes that a step of the target reads", step_bytes(bench, bench.pair.target), "the target's steps"),

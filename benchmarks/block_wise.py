@@ -31,11 +31,11 @@ DRAFTS = 64
 
 
 def run(bench: Bench) -> Rows:
-    """Measures, per rule and vocabulary size, the µs of verifying a block token by token and as a block.
+    """Measures the µs of verifying a block token by token and as a block, by rule and vocabulary size.
 
-    The measured work is the computation of `p̃` (and `p`, if the rule reads it) from logits at T = 1, and `verify`. The
-    models and the draft's own distributions are excluded. `ratio` is the block-wise time over the token-wise time of
-    the same turn. `DRAFTS` different blocks take turns, so that rejections are at as many different positions as in a
+    The timed work is the computation of `p̃` (and `p`, if the rule reads it) from logits at T = 1, and `verify`; the
+    models and the draft's distributions are excluded. `ratio` is the block-wise time over the token-wise time of the
+    same turn. The loop goes through `DRAFTS` different blocks, so that rejections are at various positions, as in a
     generation. `kept` is the mean number of accepted tokens out of 5.
     """
     rows, sizes = [], bench.settings.vocab_sizes
@@ -62,7 +62,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _round(bench: Bench, size: int, name: str) -> dict[str, Any]:
-    """Measures the milliseconds per round with both verifications: a generation's time at T = 1 per round."""
+    """Measures the ms per round with each verification: the time of a generation at T = 1 over its number of rounds."""
     pair, rule = _models(size), deferral.RULES[name]
     tokens = jnp.asarray(np.random.default_rng(0).integers(2, size, (1, 16)), jnp.int32)
     prompt = jax.device_put(Prompt(jnp.zeros((1, 1), jnp.int32), jnp.ones((1,), jnp.int32), tokens))

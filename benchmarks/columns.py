@@ -25,8 +25,9 @@ class Layout:
     Attributes:
         title: text above the table; notes: texts below the table.
         columns: from left to right.
-        across: a key of the rows; every value of it gets a group of columns. `None`: one line per row.
-        fixed: with `across`, the number of first columns that identify a line and are not repeated.
+        across: a key of the rows; the table then has a group of columns for every value of this key. `None`: one line
+            per row.
+        fixed: with `across`, the number of columns at the left that identify a line and are not repeated.
     """
 
     title: str

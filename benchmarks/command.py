@@ -67,7 +67,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Section:
-    """A benchmark: a module whose `run(bench)` returns rows, and a guess of its seconds, for the remaining time."""
+    """A benchmark: a module whose `run(bench)` returns rows, and its approximate seconds, to estimate the time left."""
 
     module: Any
     seconds: float
@@ -188,7 +188,7 @@ def _draw(module: Any, rows: Sequence[Row], path: Path, console: Console) -> Non
 
 
 def describe(settings: Sizes, pair: str) -> Row:
-    """Returns the run's settings, date, machine and versions: everything but the numbers."""
+    """Returns everything about the run but its measurements: settings, date, machine and versions."""
     return {
         "format": FORMAT,
         "pair": pair,
@@ -212,7 +212,7 @@ def _settings(args: argparse.Namespace) -> Sizes:
 
 
 def default_output(names: Sequence[str], fast: bool) -> str:
-    """Returns the default path of the results; quick runs and runs of some sections have file names of their own."""
+    """Returns the default path of the results; quick runs and runs of only some sections go to separate files."""
     parts = [] if list(names) == list(SECTIONS) else list(names)
     return "results/" + "_".join(["bench", *(["quick"] if fast else []), *parts]) + ".json"
 

@@ -21,7 +21,7 @@ from speccascade_jax.storage.files import check_replaceable, expanded, rewrite
 
 SETTINGS = {"method": "token_v3", "alpha": 0.5, "block_size": 5, "temperature": 1.0, "dtype": "bfloat16"}
 KEPT = 0.8
-"""Assumed acceptance rate in the table of speed-ups."""
+"""Assumed acceptance rate in the table of predicted speed-ups."""
 _BEGIN = r'\{\n "compiled": '
 
 
@@ -33,9 +33,9 @@ class Pair(NamedTuple):
         topology: the devices, such as "v5e:2x2"; mesh: their arrangement (data, model).
         read, written: numbers of tokens of a prompt and of an output.
         batches: batch sizes, one program for each.
-        schedules: whether the time of compute at batch 1 is taken from the compiler's final schedules, whose dump takes
-            longer.
-        whole: whether every device holds the draft.
+        schedules: whether the compute time at batch 1 is taken from the compiler's final schedules; compiling takes
+            longer if it writes them.
+        whole: whether every device holds the whole draft.
     """
 
     name: str

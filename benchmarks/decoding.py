@@ -93,7 +93,7 @@ def _call(bench: Bench, pair: Pair, method: Settings, temperature: float, exampl
 
 
 def _row(method: Settings, timings: latency.Timings, alone: latency.Timings) -> dict[str, Any]:
-    """Returns the row of a method; `speed_up` is the target's time per call over the method's time per call."""
+    """Returns a method's table row; `speed_up` is the time per call of the target alone over that of the method."""
     speed_up = _speed_up(timings, alone)
     tokens = float(timings.tokens.mean()), float(alone.tokens.mean())
     return {

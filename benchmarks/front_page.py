@@ -43,7 +43,7 @@ def measure() -> None:
 
 
 def parts(panel: Panel) -> dict[str, str]:
-    """Returns the README's measured texts: name of a marker in the page -> text below that marker."""
+    """Returns the README's texts that contain measurements, by the marker in the page below which each stands."""
     return {"claim": _claim(panel), "caption": _caption(panel), "table": _table(panel)}
 
 

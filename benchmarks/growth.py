@@ -30,7 +30,7 @@ SMALL = DecoderConfig(
     vocab_size=8192, num_embeddings=8192, d_model=256, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=64,
     d_ff=1024, max_length=8192, tied=False, activation="silu",
 )  # fmt: skip
-"""A decoder of which a step reads 25 MB of weights; one row's cache with 4,096 positions takes 34 MB."""
+"""A decoder whose step reads 25 MB of weights; one row's cache with 4,096 positions takes 34 MB."""
 SLOTS = 256
 TITLES = {
     "positions": "positions in the cache, all filled",
@@ -41,7 +41,7 @@ TITLES = {
     "models": "models of a stack",
 }
 LONGER = 20
-"""The factor by which these loops run longer than others, because each begins with a copy of the cache.
+"""Factor by which the timed loops of this section run longer than others, because each begins with a copy of the cache.
 
 The copy of a large cache is slow, because it is written into new memory pages.
 """
@@ -113,7 +113,8 @@ def _beside_memory(bench: Bench, axis: str, loops: Any, sizes: Any, counts: Any)
     """Times the loops in turns with a measurement of the memory's bandwidth.
 
     Args:
-        sizes: value of the axis -> bytes that one call (or token) reads; counts: -> calls (or tokens) of one loop.
+        sizes: bytes that one call (or token) reads, by value of the axis; counts: number of calls (or tokens) of one
+            loop, by value.
     """
     stream = bench.stream(bench.settings.working_set)
     seconds = measure.interleave({**loops, "memory": stream.loop}, 2 * bench.settings.repeats)

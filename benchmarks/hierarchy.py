@@ -1,8 +1,9 @@
 """Section `hierarchy`: time to find the best stack of models for two objectives, by the number of candidate models.
 
-The candidate models are random. Each has a distribution over a few tokens, between noise and the target's distribution,
-so that acceptance obeys the triangle inequality. Costs are lognormal and sorted. A level's last round may exceed its
-budget; one objective counts these additional tokens (*overshoot*), and the paper's does not.
+The candidate models are random: each is a distribution over a few tokens between noise and the target's distribution.
+Acceptance rates follow from these distributions, so they obey the triangle inequality, as those of real models do.
+Costs are lognormal and sorted. The last round of a level of the stack may draft more tokens than the level's budget;
+one objective counts these additional tokens (*overshoot*), and the paper's does not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(count: int) -> dict[str, Any]:
-    """Returns the seconds to optimise for both objectives, and the latency of both solutions with overshoot."""
+    """Returns the seconds that the search takes for each objective, and both solutions' latency with overshoot."""
     costs, acceptance = candidates(count)
     seconds, solutions = {}, {}
     for objective in ("paper", "overshoot") if count <= LAST else ("paper",):

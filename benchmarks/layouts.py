@@ -26,7 +26,7 @@ LAYOUTS = {
             Column("ms per example", "ms_per_example", spread(2)),
             Column("ratio", "ratio", spread(3)),
         ),
-        ("All three engines write the same tokens; they differ in the length of the longest block that fits.",),
+        ("All three engines write the same tokens; they differ in the length of the longest block that they allow.",),
     ),
     "heads": Layout(
         "Time of an acceptance head against the time of drafting a token, batch 1, T = 1",
@@ -68,9 +68,9 @@ LAYOUTS = {
         ),
         (
             "ms / token: the difference of a long and a short generation, which excludes prefill.",
-            "Floors: one read of the weights and caches that a step reads: cache floor, at the bandwidth of a working "
-            "set of this size (as if nothing else used the cache); memory floor, at the bandwidth far beyond the "
-            "caches.",
+            "Floors: the time of one read of the weights and caches that a step needs. Cache floor: at the bandwidth "
+            "for a working set of this size (as if nothing else used the cache). Memory floor: at the bandwidth for "
+            "arrays far larger than the caches.",
         ),
     ),
     "scoring": Layout(

@@ -25,10 +25,10 @@ def prefill(model: LanguageModel, params: Params, prompt: Prompt, slots: int) ->
 def extend_loop(
     bound: BoundModel, prompt: Prompt, width: int, slots: int, filled: int | None = None
 ) -> Callable[[int], Any]:
-    """Returns a function of `count` that feeds `width` tokens and rolls the cache back, `count` times.
+    """Returns a function of `count` that feeds `width` tokens to the model and rolls the cache back, `count` times.
 
-    Weights and caches are arguments of the jitted function, as in the engine, because XLA would fold constants.
-    `filled` is the number of cache slots in use; by default the cache is half full.
+    Weights and caches are arguments of the jitted function, as in the engine, because XLA would precompute operations
+    on constants. `filled` is the number of cache slots in use; by default the cache is half full.
     """
     cache = prefill(bound.model, bound.params, prompt, slots)
     used = (slots - width) // 2 if filled is None else filled
@@ -47,7 +47,7 @@ def _extend(model: LanguageModel, params: Params, cache: Cache, filled: Any, cou
     def body(_: Any, carry: tuple[Cache, Any]) -> tuple[Cache, Any]:
         cache, tokens = carry
         out, cache = model.extend(params, model.rollback(cache, filled), tokens)
-        # The next tokens depend on every logit, so XLA cannot drop part of the output layer; this costs one maximum.
+        # The next tokens depend on every logit, so that XLA cannot omit a part of the output layer; costs one maximum.
         bits = jax.lax.bitcast_convert_type(out.logits.max(-1).astype(jnp.float32), jnp.int32)
         return cache, jnp.abs(bits >> 8) % model.vocab_size
 

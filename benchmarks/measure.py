@@ -31,7 +31,7 @@ def interleave(
         clock: returns seconds; tests pass a fake one.
 
     Returns:
-        Name -> `[repeats]`.
+        Seconds in each turn by name of the call, float64 `[repeats]`.
     """
     names = list(calls)
     seconds = {name: np.zeros(repeats) for name in names}
@@ -67,8 +67,8 @@ class Loop:
 def long_enough(run: Callable[[int], Any], seconds: float, clock: Callable[[], float] = time.perf_counter) -> Loop:
     """Returns a `Loop` of `run` whose call takes about `seconds`; compiles it and warms it up.
 
-    The number of repetitions follows from the quickest of three tries. If a single try were delayed by other processes,
-    the loop would be too short, and its time mostly that of starting it.
+    The number of repetitions is computed from the quickest of three tries. A single try could be delayed by other
+    processes; the loop would then be too short, and its time mostly the overhead of starting it.
     """
     jax.block_until_ready(run(1))
     count = 1

@@ -16,11 +16,11 @@ from speccascade_jax.models.early_exit import depth_of, early_exit, shared_head
 from speccascade_jax.models.products import held
 
 PARTS = {"arguments": "argument", "temporaries": "temp", "outputs": "output"}
-"""Name of a part of a program's memory in the table -> the compiler's name of it."""
+"""The compiler's names of the parts of a program's memory, by their names in the table."""
 
 
 def run(bench: Bench) -> Rows:
-    """Returns the table `memory`, a row per program and batch size, and the table `process`, resident memory."""
+    """Returns the table `memory`, with a row per program and batch size, and the table `process` (resident memory)."""
     sizes = sorted({1, max(bench.settings.batches)})
     programs = [(*program, size) for program in _programs(bench) for size in sizes]
     return {"memory": [_row(*program) for program in bench.track(programs)], "process": [resident()]}
@@ -29,8 +29,9 @@ def run(bench: Bench) -> Rows:
 def _programs(bench: Bench) -> list[tuple[str, Bench, Settings]]:
     """Returns, for each program, the drafter's name, a bench with the drafter's pair, and the method.
 
-    The drafters are none, the pair's draft, and early exits of the target, if the model supports them. An early exit
-    uses a third of the target's layers, once with the target's output head and once with an output head of its own.
+    The programs draft with nothing, with the pair's draft, and with early exits of the target if the model supports
+    them. An early exit uses a third of the target's layers, once with the target's output head and once with a separate
+    output head.
     """
     target = bench.pair.target
     programs = [("nothing", bench, recorded(Settings(method=TARGET))), ("the draft", bench, bench.lossless)]

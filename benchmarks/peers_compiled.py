@@ -8,10 +8,10 @@
     python -m benchmarks.peers_compiled results/peers_compiled.json --t5x=T5X       about 25 minutes on 2 cores
     python -m benchmarks.peers_compiled results/peers_compiled.json --markdown
 
-A step is one iteration of a whole loop over tokens, greedy: `SamplerLoop` of the package `gemma`, T5X's
-`temperature_sample` around its `Transformer.decode`, and our `run_rounds`. The same reader takes the costs of all, and
-`preflight.report` those of one of our rounds alone. Programs that are in the file are not compiled again. Nothing runs:
-all figures are compiled for the devices.
+A step is one iteration of a loop over tokens in greedy decoding. The loops are `SamplerLoop` of the package `gemma`,
+T5X's `temperature_sample` around its `Transformer.decode`, and our `run_rounds`. The same code reads the costs of all
+compiled loops; `preflight.report` computes those of one of our rounds without the loop. Programs that are in the file
+are not compiled again. Nothing runs: all figures come from programs compiled for the devices.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ T5X = "T5X_FOLDER"
 """Environment variable with the folder of T5X's sources; it has no release that can be installed."""
 _BEGIN = r'\{\n "compiled": '
 _FSDP_BYTES = 4 * 2**20
-"""Smallest array that `kauldron`'s FSDPSharding splits."""
+"""Size in bytes of the smallest array that `kauldron`'s FSDPSharding splits."""
 
 
 class Program(NamedTuple):
     """A model that a peer and we decode with, its devices, and the lengths of prompts and outputs.
 
     Attributes:
-        name: title of the model; preset: our model; peer: the peer's model.
+        name: title of the model; preset: the model in this package; peer: the model in the other package (the peer).
         topology: the devices, such as "v5e:2x2"; mesh: their arrangement (data, model).
         read, written: numbers of tokens of a prompt and of an output.
         sharding: the peer's layout on a mesh: "heads" (as ours) or "FSDP" (the rule of the peer's package).
@@ -84,7 +84,8 @@ PROGRAMS = (
 def jobs() -> Iterator[tuple[str, Program, int]]:
     """Yields the key of every program, the program, and its batch size.
 
-    A key ends in "peer", "ours" (a step of our loop) or "round" (one round alone, by `preflight.report`).
+    A key ends in "peer" (a step of the other package's loop), "ours" (a step of our loop) or "round" (one of our rounds
+    without the loop, by `preflight.report`).
     """
     for program in PROGRAMS:
         for batch in BATCHES:
@@ -113,7 +114,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def one_round(program: Program, batch: int) -> dict[str, Any]:
-    """Returns the costs of one of our rounds alone."""
+    """Returns the costs of one of our rounds without the loop around it."""
     report = preflight.report(**_arguments(program, batch))
     return {"costs": dataclasses.asdict(report.total), "peak": report.memory.peak}
 
@@ -168,7 +169,7 @@ def step_costs(module: hlo.Module, cycles: Mapping[str, int], chosen: Assumption
 
     Args:
         module: the program.
-        cycles: cycles of every instruction that has a schedule of its own.
+        cycles: cycles of every instruction for which the compiler has written a schedule.
         chosen: assumptions about the program's other loops and branches.
     """
 
@@ -191,7 +192,7 @@ def _ours(traced: Traced) -> jax.stages.Lowered:
 
 
 def _lower(loop: Callable[..., Any], params: Any, state: Any, *others: Any) -> jax.stages.Lowered:
-    """Lowers a loop whose state is written in place, in the layout that the compiler chooses, as in our report."""
+    """Lowers a loop with a donated state, whose layout the compiler chooses, as `preflight.report` does."""
     free = jax.tree.map(lambda leaf: Format(Layout.AUTO, leaf.sharding), state)
     layouts = (None, free, *(None for _ in others))
     return jax.jit(loop, in_shardings=layouts, out_shardings=free, donate_argnums=1).lower(params, state, *others)
@@ -245,15 +246,15 @@ def _gemma(program: Program, batch: int) -> jax.stages.Lowered:
 _HEADS = {
     "q_einsum": 0, "kv_einsum": 1, "attn_vec_einsum": 0, "linear": 0, "input_embedding": 0, "['k']": 2, "['v']": 2,
 }  # fmt: skip
-"""Part of the name of an array of the package `gemma` -> the axis that the devices share."""
+"""Axis along which devices split an array of the package `gemma`, by a part of the array's name."""
 
 
 def specs(program: Program, batch: int) -> tuple[Callable[[str, Any], PartitionSpec], ...]:
     """Returns the layout of the peer's parameters and of its state, each a function of an array's name and shape.
 
-    "heads" splits heads, hidden units, vocabulary and caches over the axis "model", as our layout does. "FSDP" is the
-    rule of kauldron's `FSDPSharding`, which the package's documentation uses: the largest axis that the devices divide.
-    Then rows, if the devices divide them, are split too.
+    "heads" splits heads, hidden units, vocabulary and caches over the axis "model", as our layout does. "FSDP" follows
+    kauldron's `FSDPSharding`, which the package's documentation uses: it splits the largest axis of an array that is
+    divisible by the number of devices, and also the rows if they are divisible.
     """
     model = program.mesh[1]
 

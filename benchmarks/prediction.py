@@ -10,10 +10,10 @@ class Costs:
     """The seconds of each part of a generation, all measured in the same run.
 
     Attributes:
-        draft: a call of the draft over one token; score: a call of the target over γ + 1 tokens; step: a call of the
-            target over one token.
-        prefill: work per example before the first round, with both models; prefill_alone: the same, with the target
-            alone.
+        draft: a call of the draft on one token; score: a call of the target on γ + 1 tokens; step: a call of the target
+            on one token.
+        prefill: work per example before the first round, with both models; prefill_alone: the same with only the
+            target.
     """
 
     draft: float

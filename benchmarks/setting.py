@@ -31,8 +31,8 @@ Rows = dict[str, list[dict[str, Any]]]
 Run = Callable[[int], Generation]
 
 SPEC_DECODE = recorded(Settings(method="spec_decode"))
-# The lossless rule, and three lossy rules with two α's each: one without deferral, one that defers per position, one
-# per token.
+# The lossless rule, and three lossy rules with two α's each: one without a deferral decision, one that decides once per
+# position, and one that decides for each token of the vocabulary.
 METHODS = (
     SPEC_DECODE,
     recorded(Settings(method="lossy", alpha=0.4)),
@@ -73,11 +73,11 @@ class Sizes:
         examples: number of prompts that are timed one at a time; repeats: number of turns of every comparison
             (multiplied for short calls); loop_seconds: duration of a timed loop; calls: number of turns in `calls`.
         block_size: γ in sections with a single γ; block_sizes: γ's in sections that compare several;
-            lossy_block_sizes: γ's of lossy rules there.
-        capacity: largest block of the engines in `stopping`; head_depths: depths of the acceptance heads there.
+            lossy_block_sizes: γ's of lossy rules in the same sections.
+        capacity: largest block of the engines in `stopping`; head_depths: depths of the acceptance heads in `stopping`.
         temperatures: of draft and target; methods: rules with their α's.
         decoded, decoded_examples: methods and number of prompts in `decode`; draft_dtypes: dtypes of the draft's
-            matrices there, timed in turns.
+            matrices in `decode`, timed in turns.
         engine_sizes: models of `random_models.SIZES` in `rounds`.
         sizes, size_widths: models of `random_models.SIZES`, and tokens per call, in `sizes`; the first width is 1.
         widths: tokens per call in `scoring`; vocab_sizes, rules: vocabulary sizes and rules in `verification`;

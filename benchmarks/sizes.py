@@ -18,7 +18,7 @@ INPUT = 32
 
 
 def run(bench: Bench) -> Rows:
-    """Measures one row per model and dtype of weights; all dtypes of a model are timed in the same turns."""
+    """Measures one row per model and dtype of its weights; all dtypes of a model are timed in the same turns."""
     kinds = (PLAIN, *KINDS) if available() else (PLAIN, "int8")
     return {"sizes": [row for name in bench.track(bench.settings.sizes) for row in _rows(bench, name, kinds)]}
 

@@ -23,7 +23,7 @@ from speccascade_jax.rules.deferral import RULES
 
 
 class Recorded:
-    """A callable that runs a method on an example, as `latency.interleave` needs it, and keeps the results."""
+    """A callable for `latency.interleave` that runs a method on an example and keeps the results."""
 
     def __init__(self, runs: Sequence[Run]):
         self._runs, self.results = runs, dict[tuple[int, int], Generation]()

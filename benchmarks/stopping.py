@@ -53,9 +53,9 @@ def run(bench: Bench) -> Rows:
 def _capacity(bench: Bench) -> list[dict[str, Any]]:
     """Times the same short blocks at T = 1 in three engines.
 
-    The first engine has room for exactly these blocks. The other two have room for `capacity` tokens: one scores a
-    block with a program near its length, the other one with a program of full length. `ratio` is the time over that of
-    the first engine.
+    The first engine allows exactly these blocks. The other two allow blocks of up to `capacity` tokens: one scores a
+    short block in a call of about its length, the other one always in a call of the full length. `ratio` is the time
+    over that of the first engine.
     """
     length, capacity = LENGTH, bench.settings.capacity
     kinds: dict[str, StopPolicy] = {

@@ -1,8 +1,8 @@
 """Counts of the bytes that a call must read; bytes over memory bandwidth give the floor of the call's time.
 
-The bytes are counted in the traced program, which works for every model. Arrays that the call never reads (the encoder
-while decoding, cross-attention kernels whose products are cached) do not count. Of a lookup table, such as an
-embedding, only the fetched rows count.
+The bytes are counted in the traced program (the jaxpr), so this works for every model. Arrays that the call never reads
+(the encoder while decoding, cross-attention kernels whose products are cached) do not count. Of a lookup table, such as
+an embedding, only the rows that are looked up count.
 """
 
 from __future__ import annotations

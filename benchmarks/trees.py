@@ -20,10 +20,10 @@ from speccascade_jax.evaluation.points import Settings, recorded
 def run(bench: Bench) -> Rows:
     """Measures one row per shape of a tree and temperature, with lossless decoding.
 
-    `speed_up` is per token, over the target alone in the same turns. `predicted` follows from the number of rounds and
-    the measured times of their calls, without prefill. `on_paper` assumes a device on which a call takes the same time
-    for any number of tokens, because reading the weights limits it. There a draft call takes the draft's share of the
-    weights times a target call.
+    `speed_up` is per token, over the target alone in the same turns. `predicted` is computed from the number of rounds
+    and the measured times of their calls, without prefill. `on_paper` assumes a device that is limited by reading the
+    weights. On it, a call takes the same time for any number of tokens, and the times of draft and target calls have
+    the ratio of the models' bytes.
     """
     tables, shapes = [], bench.settings.shapes
     widths = sorted({1} | {width for shape in shapes for width in (*_levels(shape), _tree(shape).size + 1)})

@@ -19,11 +19,11 @@ from speccascade_jax.rules.rule import Rule
 
 BLOCK = 5
 TRANSFORMS = {"T 0": (0.0, 1.0), "T 1": (1.0, 1.0), "T 1, top-p 0.9": (1.0, 0.9)}
-"""Name -> temperature and top-p."""
+"""Sampling transforms by name: temperature and top-p."""
 
 
 def run(bench: Bench) -> Rows:
-    """Returns tables `verification`, a row per rule and vocabulary size, and `sampling`, per transform and size."""
+    """Returns the table `verification` (a row per rule and vocabulary size) and `sampling` (per transform and size)."""
     decided, transformed = [], []
     sizes = bench.settings.vocab_sizes
     for size, name in bench.track([(size, name) for size in sizes for name in (*bench.settings.rules, *TRANSFORMS)]):
@@ -40,11 +40,11 @@ def run(bench: Bench) -> Rows:
 
 
 def _row(bench: Bench, compiled: jax.stages.Compiled, arguments: tuple[Any, ...], size: int) -> dict[str, Any]:
-    """Measures the µs and the memory of a looped program over a block of γ + 1 positions.
+    """Measures the µs and the memory of a program that processes a block of γ + 1 positions in a loop.
 
-    The floor is the time to move 2 · (γ + 1) · V · 4 bytes at the bandwidth of arrays much larger than the caches: `q̃`
-    and `p̃` are read once, or a sampling transform reads logits and writes a distribution. `temporary_ratio` is the
-    program's temporary memory over the same bytes.
+    The floor is the time to move 2 · (γ + 1) · V · 4 bytes at the bandwidth of arrays much larger than the caches. A
+    verifier reads `q̃` and `p̃` once; a sampling transform reads logits and writes a distribution. `temporary_ratio` is
+    the program's temporary memory over the same bytes.
     """
     loop = measure.long_enough(lambda count: compiled(*arguments, jnp.int32(count)), bench.settings.loop_seconds)
     stream = bench.stream(bench.settings.working_set)
@@ -101,7 +101,8 @@ def _verify(rule: Rule, pair: LawPair, draft: Draft, keys: Array, alpha: Array, 
 @jax.jit
 def _transform(logits: Array, how: Sampling, count: Array) -> Array:
     def body(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        # the barrier serves as in `_verify`; the counter passes through it and is used, or else XLA splits the barrier
+        # The barrier serves as in `_verify`. The counter passes through it and is used afterwards; otherwise XLA would
+        # split the barrier.
         now, rounds = jax.lax.optimization_barrier((logits, carry[1]))
         return sampling.transform(now, how), rounds + 1
 

@@ -23,7 +23,7 @@ from speccascade_jax.stopping.policies import Fixed
 
 
 def run(bench: Bench) -> Rows:
-    """Compiles programs, without running them: per rule and batch size at one γ, and per γ for the lossless rule."""
+    """Compiles programs without running them: every rule and batch size at one γ, and every γ for the lossless rule."""
     settings = bench.settings
     chosen = [(rule, settings.block_size, batch) for rule in settings.large_rules for batch in settings.large_batches]
     chosen += [("spec_decode", block, settings.large_batches[0]) for block in settings.large_blocks]

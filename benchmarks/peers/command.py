@@ -1,4 +1,4 @@
-r"""Measurements of transformers 4 and 5, CTranslate2, llama.cpp and this package: same weights, prompts and lengths.
+r"""Comparison of this package with transformers 4 and 5, CTranslate2 and llama.cpp: same weights, prompts and lengths.
 
     make bench-peers                                                        environments, then everything
     python -m benchmarks.peers --libraries=ours,CTranslate2 --pairs=tatoeba_en_de --batches=1
@@ -72,7 +72,7 @@ def measure_all(settings: Row, output: Path, resume: bool = False) -> Row:
     """Measures the chosen pairs; after each pair, writes `output` and a file of tables beside it (`.md`).
 
     Args:
-        resume: whether to keep the pairs that `output` already holds, if the file exists.
+        resume: whether to keep the measurements of pairs that `output` already holds, if the file exists.
 
     Raises:
         RuntimeError: no library could be started.

@@ -15,8 +15,8 @@ PLAIN, LOSSLESS, LOSSY, LOOKUP = "plain", "lossless", "lossy", "prompt lookup"
 BLOCKS = (2, 3, 5, 7)
 """Block sizes γ of this package's lossless settings; transformers is timed with γ = 3 and 5 too."""
 HELD = {"float16": (2, 3, 5), "int8": (2, 3, 5)}
-"""Other dtypes of this package's weights -> γ of the lossless setting with it; if a step is cheaper, shorter blocks are
-better."""
+"""Block sizes γ of the lossless settings, by further dtypes of this package's weights; blocks are shorter, because a
+step is cheaper in these dtypes."""
 LOSSY_BLOCKS = (3, 5, 7)
 LARGE_BLOCK = 3
 """The largest block that is timed at batch sizes above 1, where arithmetic limits speed and favours short blocks."""
@@ -25,7 +25,7 @@ LOSSY_POINTS = tuple((rule, alpha) for rule in ("token_v3", "opt") for alpha in 
 """Lossy rules and their α's. For each rule, only the α with the most tokens per target call among those that keep the
 quality is timed."""
 KEPT_QUALITY = 0.5
-"""The largest loss of quality, in units of the metric, at which a lossy setting counts as keeping the quality."""
+"""The largest loss of quality, in points of the metric, at which a lossy setting counts as keeping the quality."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _ours() -> list[Contender]:
     for weights, blocks in ({"float32": BLOCKS} | HELD).items():
         options = {"dtype": weights, "method": "autoregressive"}
         base = Contender(library="ours", weights=weights, kind=PLAIN, label=PLAIN, options=options)
-        # Other dtypes are not timed in batches: there arithmetic limits speed, and it is in float32 for every dtype.
+        # Other dtypes are not timed in batches, where arithmetic limits the speed: it is in float32 for every dtype.
         largest = LARGE_BLOCK if weights == "float32" else 0
         lossless = [
             dataclasses.replace(
@@ -177,9 +177,9 @@ def _transformers(name: str, uneven: tuple[bool, bool]) -> list[Contender]:
 
 
 def _mends(mode: str, uneven: tuple[bool, bool]) -> dict[str, list[str]]:
-    """Returns the patched variants of a setting: suffix of the label -> the models whose cache is patched.
+    """Returns the variants of a setting by suffix of the label; the values name the models whose cache is patched.
 
-    The variants patch no model, the target alone if the draft needs a patch too, and every model that needs one.
+    One variant patches no model, one patches every model that needs it, and one, if both need it, only the target.
     """
     target, draft = uneven[0], uneven[1] and mode == "assisted"
     ways = {"": list[str]()}

@@ -22,7 +22,7 @@ def write(config: T5Config | DecoderConfig, flat: Mapping[str, np.ndarray], fold
     """Writes a model's folder.
 
     Args:
-        config: of a T5, or of a Llama; flat: parameter name -> values, with the names of
+        config: configuration of a T5 or a Llama; flat: parameters by name, with the names of
             `checkpoints.infer.expected_shapes`.
 
     Raises:
@@ -60,7 +60,10 @@ def _flat(tree: Any, before: str = "") -> Any:
 
 
 def _halves(name: str, values: np.ndarray, head_dim: int) -> np.ndarray:
-    """Reorders a query or key kernel for rotary positions that pair coordinates half a head apart, not neighbours."""
+    """Reorders a query or key kernel, because transformers' rotary embedding pairs coordinates half a head apart.
+
+    In the kernel `values`, neighbouring coordinates form the pairs.
+    """
     if not name.endswith(("query/kernel", "key/kernel")):
         return values
     heads = values.reshape(len(values), -1, head_dim // 2, 2)

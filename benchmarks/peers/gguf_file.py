@@ -1,7 +1,7 @@
 """A converter from a Llama's folder for transformers to GGUF, llama.cpp's format, in float32, float16 or 8 bits.
 
-This module imports only packages of llama.cpp's environment. Names and keys, and the order of coordinates, are those of
-the package `gguf`.
+This module imports only packages of llama.cpp's environment. Tensor names, metadata keys and the order of coordinates
+are those of the package `gguf`.
 """
 
 from __future__ import annotations

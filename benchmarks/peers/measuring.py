@@ -21,9 +21,9 @@ SETTLE = 0.3
 
 
 def measure(workers: Mapping[str, Worker], prepared: Prepared, settings: Row, say: Say) -> dict[str, Any]:
-    """Returns a pair's rows, see `_row`, and the quality of our lossy settings if the pair has a task.
+    """Measures a pair; returns its rows (see `_row`), and the quality of our lossy settings if the pair has a task.
 
-    The entry `left_out` lists the settings that cannot run, with the reason.
+    The entry `left_out` of the result lists the settings that cannot run, with the reason.
 
     Args:
         settings: `batches`, the batch sizes; `turns` and `batch_turns`, the largest number of turns at batch 1 and at

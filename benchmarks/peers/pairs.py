@@ -104,7 +104,7 @@ def planted_t5(folder: Path) -> Prepared:
 
 
 def planted_decoder(folder: Path) -> Prepared:
-    """Prepares a Llama of which a step reads 110 M parameters, and a draft: random weights, an acceptance of 0.8."""
+    """Prepares a Llama that reads 110 M parameters per step, and a draft: random weights, an acceptance of 0.8."""
     return planted(folder, "planted_decoder", DECODER_TARGET, DECODER_DRAFT, 40)
 
 

@@ -1,12 +1,12 @@
 """Random weights with planned greedy outputs, and drafts with a planned (*planted*) acceptance rate.
 
-Two models with random weights would agree on no token, but a benchmark of speculation needs a known acceptance rate.
-Here the greedy next token is a function `f` of the last token, because the output layer's column of token `f(t)` is the
-embedding of `t`. `f` is one long cycle, so no text repeats itself. All other weights are random, dense and of full
-size, but layers add little to the residual stream. So every library does all of the work, and the best token wins by a
-margin that rounding cannot change. The draft has the same `f`, except for a share of tokens with another successor.
-This share is the rejection rate. The draft is equally confident at all tokens, so its confidence does not reveal the
-wrong ones.
+Two models with random weights would hardly ever agree on a token, but a benchmark of speculation needs a known
+acceptance rate. Here the greedy next token is a function `f` of the last token, because the output layer's column of
+token `f(t)` is the embedding of `t`. `f` is one long cycle, so no text repeats itself. All other weights are random,
+dense and of full size, so every library has to do all of the work. But the layers add little to the residual stream, so
+the best token wins by a margin that rounding cannot change. The draft has the same `f`, except for a share of tokens
+with another successor. This share is the rejection rate. The draft is equally confident at all tokens, so its
+confidence does not reveal the wrong ones.
 
 A T5 starts from token 0, whose embedding is zero here. Its first output token is the successor of the most frequent
 input token, because the last layer's cross-attention adds the average of the input.
@@ -28,7 +28,8 @@ Flat = dict[str, np.ndarray]
 SPECIAL = 2
 """The first id that outputs contain: id 0 is start and padding, id 1 is end of sequence."""
 STRETCH = 20
-"""Every so many steps of the cycle have exactly the planned rejection rate, so that short outputs have it too."""
+"""Number of consecutive steps of the cycle among which the rejection rate is exactly the planned one, so that short
+outputs have this rate, too."""
 ADDED = 0.02
 """Size of a layer's contribution, relative to the residual stream."""
 HANDED_OVER = 0.5
@@ -49,7 +50,9 @@ def successors(size: int, seed: int) -> np.ndarray:
 
 
 def astray(after: np.ndarray, acceptance: float, seed: int) -> np.ndarray:
-    """Returns a draft's `f`, which differs from `after` at a share `1 − acceptance` of tokens, evenly over the cycle.
+    """Returns the `f` of a draft, which differs from `after` at the share `1 − acceptance` of tokens.
+
+    These tokens are spread evenly over the cycle.
 
     Raises:
         ValueError: `acceptance` is not between 0 and 1.
@@ -107,7 +110,7 @@ def _output(embedding: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _random(config: T5Config | DecoderConfig, seed: int) -> Flat:
-    """Draws all parameters at scales that keep the size of activations; each layer adds only `ADDED` of that size."""
+    """Draws all parameters at scales that keep the size of activations; a layer adds only the share `ADDED` of it."""
     if config.tied:
         raise ValueError(
             "the output layer is tied to the embedding, but planting needs a separate one: give tied=False"

@@ -22,10 +22,10 @@ Ids = list[list[int]]
 
 
 class Peer(Protocol):
-    """The operations that a worker implements with its library."""
+    """The operations that every worker implements by means of its library."""
 
     def versions(self) -> dict[str, str]:
-        """Returns package -> version."""
+        """Returns the version of each package by name."""
 
     def load(self, pair: dict[str, Any]) -> None:
         """Sets the pair, as `pairs.Prepared.told` describes it, and drops the previous pair."""
@@ -113,7 +113,8 @@ class Worker:
         """Returns the answer to a request.
 
         Raises:
-            WorkerError: the worker answered with an error, or its process ended; then with the log's last line.
+            WorkerError: the worker answered with an error, or its process ended; the message then has the log's last
+                line.
         """
         process = self._process
         assert process.stdin is not None and process.stdout is not None

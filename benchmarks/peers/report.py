@@ -136,7 +136,7 @@ def _left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def _near_ties(rows: Sequence[Row]) -> list[str]:
-    """Returns notes, per library and dtype, on how close our logits of the first differing tokens were."""
+    """Returns notes, per library and dtype, on how close our logits of the two tokens at first differences are."""
     worst: dict[str, tuple[float, float]] = {}
     for row in rows:
         if row.get("equal_outputs", 1) < 1:

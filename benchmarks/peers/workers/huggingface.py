@@ -33,7 +33,7 @@ class HuggingFace:
         """Returns greedy outputs; options: `dtype`, `mode`, `tokens`, `mended`.
 
         `tokens` is the block size (`None`: the library's default), and `mended` lists the models whose caches are
-        fixed, see the function `mended`.
+        patched (see the function `mended`).
         """
         target = self._model("target", options["dtype"])
         settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": pair["new_tokens"], "pad_token_id": 0}

@@ -73,7 +73,8 @@ class Ours:
         """Returns, per row, the target's logit of the row's last token minus the logit of another library's token.
 
         Args:
-            rows: outputs up to and including the first token that differs; others: another library's tokens there.
+            rows: our outputs up to and including the first token that differs from another library's output; others:
+                the other library's tokens at these positions.
         """
         return [self._gap(*arguments) for arguments in zip(prompts, rows, others, strict=True)]
 
