@@ -8,7 +8,7 @@ from speccascade_jax.stopping import acceptance_head
 
 
 def head_for(pair, depth=0, seed=0, law=False):
-    """Returns an untrained head of the pair's draft: its predictions are arbitrary."""
+    """Returns an untrained head for the pair's draft, whose predictions are arbitrary."""
     features = teacher_forcing.features(pair.draft)
     params = acceptance_head.initial(jax.random.key(seed), features, depth, law)
     for n in range(depth):

@@ -20,7 +20,10 @@ from tests.support import conformance
 
 
 def kept_tokens(p, q, block, jointly):
-    """Returns `E[kept]` for blocks of independent tokens, in fractions: a second implementation of METHODS 2 or 10."""
+    """Returns the expected number of kept tokens of blocks of independent tokens, as a fraction.
+
+    It implements METHODS section 2 (token-wise) or 10 (`jointly`) a second time.
+    """
     expected = Fraction(0)
     for drafted in itertools.product(range(len(p)), repeat=block):
         chance = Fraction(1)
@@ -50,7 +53,10 @@ def _stays(p, q, reached):
 
 @partial(jax.jit, static_argnames="verifier")
 def _parts(verifier, pair, draft, alpha):
-    """Returns `P_i` and `h_i`, `[N, G + 1]`, and the next token's distribution after `i` kept, `[N, G + 1, V]`."""
+    """Returns `P_i` and `h_i` of METHODS section 10, `[N, G + 1]` each, and the distribution of the next token.
+
+    Entry `i` of the distribution `[N, G + 1, V]` holds if `i` tokens of the block are kept.
+    """
     block = draft.tokens.shape[1]
     law = verifier.law(pair, alpha[:, None, None])
     reached = verifier._reached(pair, law, draft, alpha, jnp.zeros((len(alpha), block + 1)))
@@ -63,10 +69,11 @@ def _parts(verifier, pair, draft, alpha):
 
 
 def drafted(q_table, p_table, block, temperature, top_p, **more):
-    """Returns every block after token 0.
+    """Enumerates all blocks that a tabular draft can draw after token 0.
 
     Returns:
-        Distributions `[N, G + 1, V]` of Markov chains, a `Draft`, and each block's probability `[N]` float64.
+        The models' distributions at all positions of each block, `[N, G + 1, V]`; the blocks as a `Draft`; and the
+        probability of each block, float64 `[N]`.
     """
     vocab = len(q_table)
     tokens = np.array(list(itertools.product(range(vocab), repeat=block)), np.int32).reshape(-1, block)
@@ -93,7 +100,7 @@ def draft_of(pair, tokens, length, lawful=None):
 
 
 def positions(rows, block, vocab_size, seed=7):
-    """Returns distributions `[B, G + 1, V]`, random and adversarial ones, different at every position."""
+    """Returns random and adversarial distributions `[B, G + 1, V]`, which differ at every position."""
     logits = conformance.logit_pairs(seed, rows, vocab_size)
     q, p = (np.stack([np.roll(x, i, axis=0) for i in range(block + 1)], axis=1) for x in logits)
     return conformance.law_pair(q, p, 1.0)
@@ -112,8 +119,8 @@ class Outcomes:
     Attributes:
         tokens: `[N, G]`.
         chance: `[N]`, the probability that the block is drafted.
-        ends: `[N, G + 1]`, the probability that this many of its tokens are kept.
-        after: `[N, G + 1, V]`, the distribution of the next token.
+        ends: `[N, G + 1]`; entry `i` is the probability that exactly `i` of the block's tokens are kept.
+        after: `[N, G + 1, V]`; entry `i` is the distribution of the next token in this case.
     """
 
     tokens: np.ndarray
@@ -127,7 +134,10 @@ class Outcomes:
         return float((self.chance[:, None] * self.ends * np.arange(self.ends.shape[1])).sum())
 
     def law(self, chain):
-        """Returns the distribution of the next `G + 1` tokens, `[V] * (G + 1)`; later ones follow `chain` `[V, V]`."""
+        """Returns the joint distribution of the next `G + 1` tokens, `[V] * (G + 1)`.
+
+        Tokens after the round's last one are drawn from the Markov chain `chain` `[V, V]`.
+        """
         block, vocab = self.tokens.shape[1], len(chain)
         total = np.zeros([vocab] * (block + 1))
         for n in np.flatnonzero(self.chance):
@@ -161,7 +171,7 @@ def chain_law(chain, length):
 
 @dataclass(frozen=True)
 class ReplacesTokenWise(BlockWise):
-    """A planted bug: after a block-wise stop the replacement is that of token-wise verification."""
+    """A planted bug: after a rejection, the replacement is drawn as in token-wise verification."""
 
     def _replacement(self, last, law, alpha, reached):
         return self(last, alpha).replacement

@@ -21,15 +21,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 URL, TOKEN = "TENSORSTORE_GCS_HTTP_URL", "GOOGLE_AUTH_TOKEN_FOR_TESTING"
-"""Variables of the environment by which tensorstore finds the server and gets access."""
+"""Environment variables that give tensorstore the server's address and a token for access."""
 Answer = tuple[int, bytes, dict[str, str]]
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `objects` maps names (bucket/key) to contents and generations, `asked` lists method and name.
+    """The server; `objects` maps names (bucket/key) to contents and generations, `asked` lists the requests.
 
-    `sent` counts the bytes of answers by the token of the reader and the name. `caller.token` is the token of the
-    request that the current thread answers.
+    A request is listed with its method and name. `sent` counts the bytes of answers by the reader's token and the name.
+    `caller.token` is the token of the request that the current thread answers.
     """
 
     daemon_threads = True
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing where a client was killed or a fault closed the connection."""
+        """Prints nothing, because clients are killed and faults close connections on purpose."""
 
     def upload(self, name: str, query: dict[str, str], body: bytes) -> Answer:
         if not self._matches(name, query):

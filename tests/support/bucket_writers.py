@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-# loaded once, in the process that the others are forked from
+# imported here once, so that the processes forked from this one do not import it again
 from speccascade_jax.evaluation import experiment  # noqa: F401
 from speccascade_jax.results.store.bucket_store import BucketStore
 from tests.support.bucket_server import TOKEN, URL, Server
@@ -23,7 +23,7 @@ LONGEST = 400
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], log: Path, lease: float) -> None:
-    """Runs a command as `python -m` does, in a process that was forked for it."""
+    """Runs a command as `python -m` does; called in a forked process."""
     os.environ.update(environment | {TOKEN: str(os.getpid())})
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
@@ -38,12 +38,12 @@ MOMENTS = ("after", "before", "at any time")
 
 
 class Writers:
-    """Starts and kills writers, and counts what they do.
+    """Processes of a command that write records; starts and kills them, and counts what they do.
 
     Attributes:
         created: how often each record was created.
-        counts: numbers of starts, of kills by moment, of writers that were done before their kill, and of records that
-            another process had created before.
+        counts: numbers of starts, of kills by moment, of writers that were done before their kill, and of refused
+            writes, whose record another process had created before.
     """
 
     def __init__(self, server: Server, module: str, log: Path, lease: float = 1.0):
@@ -64,7 +64,7 @@ class Writers:
             self._server.upload = self._upload
 
     def _watched(self, name: str, query: dict[str, str], body: bytes):
-        """Answers an upload; the server answers one request at a time."""
+        """Answers an upload in place of the server, and kills its writer before or after if it is time."""
         if "/records/" not in name:
             return self._upload(name, query, body)
         writer = int(self._server.caller.token)
@@ -102,7 +102,7 @@ class Writers:
     def write(self, kills: int, draws: random.Random, seconds: float, *arguments: str) -> int:
         """Kills the command several times, then runs it to its end, and returns the exit status.
 
-        Kills at any time come within the given seconds, the others at one of the first records.
+        Kills "at any time" happen within `seconds`, the others at one of the first records.
         """
         while kills:
             process, moment = self.start(*arguments), draws.choice(MOMENTS)

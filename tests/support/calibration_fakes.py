@@ -21,13 +21,13 @@ TASK = Evaluation(task="tiny_translation", latency_examples=16, latency_trials=1
 SOURCE = ModelPair(name="fake")
 
 Law = Callable[[Settings], tuple[float, ...]]
-"""Function from settings to quality and latency relative to the target's, and the shares of tokens kept."""
+"""Function from settings to three numbers: quality, latency relative to the target's, and share of kept tokens."""
 
 
 class FakeSession:
-    """A session that measures nothing.
+    """A session that measures nothing and returns records from formulas.
 
-    `asked` holds the points it was asked for, `seen` the examples that these were judged on.
+    `asked` holds the points whose records were requested, `seen` the examples on which these were judged.
 
     Args:
         law: the average values.
@@ -61,7 +61,7 @@ class FakeSession:
     def _record(self, point: Point) -> Record:
         quality, latency, kept, *used = self.law(point.settings)
         ids, timed = examples_of(point), point.evaluation.latency_examples
-        # not the settings' repr: a setting added to `Settings` must not change the draws
+        # without the repr of all settings, so that a new field of `Settings` does not change the random draws
         said = (DRAWS, point.settings.method, point.settings.alpha, point.settings.block_size, point.seed)
         draws = np.random.default_rng(zlib.crc32(repr(said).encode()))
         hard = np.random.default_rng(0).normal(50, 10, EXAMPLES)

@@ -1,7 +1,8 @@
 """Chat templates in the form of real families, with their pieces, conversations, and transformers' renderings.
 
-The templates in `chat_templates/` were written for these tests. `golden.json` there holds what transformers makes of
-them at `NOW`; the parity suite compares it again. This command writes it:
+The templates in `chat_templates/` were written for these tests. `golden.json` in the same folder holds transformers'
+renderings of them at the time `NOW`; the parity suite compares them with transformers again. This command writes the
+file:
 
     python -m tests.support.chat_families
 """
@@ -94,7 +95,7 @@ def write(folder: Path, name: str, *, config: bool = False, **more: Any) -> Path
 
     Args:
         folder: an empty folder; name: the family.
-        config: whether the template is an entry of `tokenizer_config.json`, one of several, and not a file.
+        config: whether the template is one of several in `tokenizer_config.json`, instead of a separate file.
         more: further entries of `tokenizer_config.json`.
     """
     family, template = FAMILIES[name], (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
@@ -110,7 +111,7 @@ def write(folder: Path, name: str, *, config: bool = False, **more: Any) -> Path
 
 
 def transformers_rendering(tokenizer: Any, case: str, **more: Any) -> Any:
-    """Returns what transformers makes of a case, or `None` if the template refuses it."""
+    """Returns transformers' rendering of a case, or `None` if the template refuses it."""
     from jinja2 import TemplateError
 
     messages, variables = CASES[case]

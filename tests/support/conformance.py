@@ -21,9 +21,9 @@ from speccascade_jax.rules.acceptance import Deferral, Speculative
 from speccascade_jax.rules.rule import Rule
 from tests.support import reference
 
-# The twenty rules of fuzzy decoding are one function over five divergences, which have tests of their own. So two of
-# the rules are tested here, with one symmetric divergence and one that can be infinite, and the two further forms (over
-# vocabularies smaller than the table's 50).
+# The twenty rules of fuzzy decoding are one function with five divergences, which have separate tests. So only two of
+# the rules are tested here, one with a symmetric divergence and one with a divergence that can be infinite. The two
+# further forms are tested with `top_k=2`, because these tests' vocabularies are smaller than the table's top 50.
 _FUZZY = ("fuzzy_js", "fuzzy_kl")
 _FORMS = (sc.fuzzy("js", top_k=2), sc.fuzzy("tv", scaled=True))
 REPRESENTATIVE = {name: rule for name, rule in sc.RULES.items() if not name.startswith("fuzzy_") or name in _FUZZY}
@@ -43,7 +43,7 @@ def alphas(rule, vocab_size):
 def telling_alpha(rule, q_table, p_table, temperature=1.0):
     """Returns the α != 0 of a fine grid at which `π` is farthest from both `q̃` and `p̃`.
 
-    A test at an α at which a rule always or never defers would check nothing.
+    With an α at which a rule always or never defers, a test would check nothing.
     """
     if rule.alpha is None:
         return 0.0
@@ -61,7 +61,7 @@ def telling_alpha(rule, q_table, p_table, temperature=1.0):
 
 
 def accept_fns(rule):
-    """Returns every acceptance that fits the rule."""
+    """Returns all token-wise verifiers that a rule can be used with: `Speculative`, and `Deferral` if it defers."""
     return [Speculative(rule)] + ([Deferral(rule)] if rule.deferral is not None else [])
 
 
@@ -98,14 +98,14 @@ def law_pair(q_logits, p_logits, temperature, top_p=1.0, draft_temperature=None)
 
 
 def implied_law(acceptance):
-    """Computes `kept + (1 − Σ kept) · replacement`, the distribution that an acceptance gives, without sampling."""
+    """Computes `kept + (1 − Σ kept) · replacement`, the distribution of the output, exactly, without sampling."""
     rejected = 1.0 - acceptance.kept.sum(-1, keepdims=True)
     return acceptance.kept + rejected * acceptance.replacement
 
 
 @partial(jax.jit, static_argnames="accept")
 def evaluate(accept, pair, alpha):
-    """Returns `(kept, replacement, implied distribution, π)` of an acceptance over rows; `alpha` is a number."""
+    """Returns `(kept, replacement, implied distribution, π)` of the verifier `accept`, by row; `alpha` is a number."""
     column = jnp.full(pair.q.shape[:-1] + (1,), alpha, jnp.float32)
     acceptance = accept(pair, column)
     return acceptance.kept, acceptance.replacement, implied_law(acceptance), accept.law(pair, column)
@@ -113,12 +113,12 @@ def evaluate(accept, pair, alpha):
 
 @partial(jax.jit, static_argnums=0)
 def kept_at(accept, pair, alpha, tokens):
-    """Returns `accept.kept_at`, compiled once per acceptance."""
+    """Returns `accept.kept_at` of the tokens, in a program that is compiled once per verifier."""
     return accept.kept_at(pair, jnp.full((*tokens.shape, 1), alpha), tokens)
 
 
 def check_identity(accept, pair, alpha, tolerance=1e-5):
-    """Checks `kept + (1 − Σ kept) · replacement = π`, a distribution, with every part non-negative."""
+    """Checks that `kept + (1 − Σ kept) · replacement = π`, that `π` sums to 1, and that no part is negative."""
     kept, replacement, implied, law = (np.asarray(x) for x in evaluate(accept, pair, alpha))
     np.testing.assert_allclose(implied, law, atol=tolerance)
     np.testing.assert_allclose(law.sum(-1), 1.0, atol=tolerance)
@@ -155,7 +155,10 @@ def tabular_pair(q_table, p_table):
 
 
 def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
-    """Returns `π` `[V, V]` in NumPy: the reference's, or for an unknown rule the mixture by its own decisions."""
+    """Returns `π` `[V, V]` in NumPy, from the second implementation `reference`.
+
+    A rule that `reference` lacks is evaluated by its own function, and mixed with the models' distributions here.
+    """
     if rule.name in reference.DECISIONS or rule.name in ("spec_decode", "lossy", "lossy_tuned", "sd_reference"):
         return reference.transitions(rule.name, q_table, p_table, alpha, temperature, top_p)
     qt = np.stack([reference.scale(q, temperature, top_p) for q in q_table])
@@ -175,9 +178,9 @@ def law_by_rule(rule, q_table, p_table, alpha, temperature, top_p):
 
 
 def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0, conclusive=False, **more):
-    """Returns tokens `[len(samplings), rows, length]`: all sampling settings in one call.
+    """Samples `rows` outputs with each of the `samplings` in one call; returns tokens `[len(samplings), rows, length]`.
 
-    A `conclusive` run must keep some drafts and reject some: otherwise it says nothing about either.
+    A `conclusive` run fails unless it keeps some draft tokens and rejects some, because it would test only one case.
     """
     total = rows * len(samplings)
     temperature, top_p = (np.repeat(np.array(x, np.float32), rows) for x in zip(*samplings, strict=True))
@@ -191,19 +194,23 @@ def run_rows(engine, params, rows, alpha, samplings, *, length, start=0, seed=0,
 
 
 def sequence_p_value(tokens, law, start=0):
-    """Returns p of tokens `[N, L]` under the Markov chain `law` `[V, V]`.
+    """Returns the p-value of tokens `[N, L]` under the Markov chain `law` `[V, V]`.
 
-    It combines tests of whole sequences and of all transitions, corrected. Whole sequences show dependence between
-    positions, but over hundreds of cells, in which an error of every position's distribution is lost: with 10,000 rows
-    each, 1% less probability to keep in every deferral rule would be found with a probability of 0.06. Counts of
-    (previous token, token) over all positions find it with 0.99.
+    Two chi-square tests are combined with Bonferroni's correction, because each misses something. The test of whole
+    sequences sees dependence between positions, but has hundreds of cells, so a small error of all distributions is
+    lost in noise: if every deferral rule kept tokens with 1% less probability, 10,000 rows each would show it with a
+    probability of 0.06. The test of transitions, which counts (previous token, token) over all positions, shows it with
+    a probability of 0.99.
     """
     whole, pairs = sequence_statistic(tokens, law, start), transition_statistic(tokens, law, start)
     return min(1.0, 2 * min(p_of(*whole), p_of(*pairs)))
 
 
 def stopped_p_value(tokens, lengths, stop, law):
-    """Returns `sequence_p_value` of rows that end at a token: an absorbing state, which fills the row's end."""
+    """Returns `sequence_p_value` of rows that end at the token `stop`.
+
+    `stop` becomes an absorbing state of the chain, and fills the positions after a row's end.
+    """
     beyond, absorbing = np.arange(tokens.shape[1])[None] >= np.asarray(lengths)[:, None], law.copy()
     absorbing[stop] = np.eye(len(law))[stop]
     assert beyond.any()
@@ -211,7 +218,7 @@ def stopped_p_value(tokens, lengths, stop, law):
 
 
 def sequence_statistic(tokens, law, start=0):
-    """Returns chi-square of whole sequences and its degrees of freedom."""
+    """Returns the chi-square statistic of whole sequences and its degrees of freedom."""
     count, length = tokens.shape
     vocab = len(law)
     probability = np.ones(1)
@@ -224,7 +231,7 @@ def sequence_statistic(tokens, law, start=0):
 
 
 def transition_statistic(tokens, law, start=0):
-    """Returns chi-square of (previous token, token) over all positions and its degrees of freedom."""
+    """Returns the chi-square statistic of (previous token, token) over all positions, and its degrees of freedom."""
     return _transitions(_previous(tokens, start).ravel(), np.ravel(tokens), law)
 
 
@@ -246,10 +253,10 @@ def _transitions(before, after, law):
 
 
 def check_laws(samples):
-    """Tests samples (name -> tokens and their distribution); p > 1e-3, corrected.
+    """Checks samples, a dictionary from name to tokens and their distribution; requires a corrected p-value > 1e-3.
 
-    It tests the worst sample, and the transitions of all samples together. Their sum reveals small errors that all
-    samples share: a planted 1% less probability to keep (`laws_test`).
+    It tests each sample (Holm's correction), and the transitions of all samples together. Their sum reveals small
+    errors that all samples share, such as the planted bug in `laws_test` that keeps tokens with 1% less probability.
     """
     alone = {name: sequence_p_value(*sample) for name, sample in samples.items()}
     together = p_of(*np.sum([transition_statistic(*sample) for sample in samples.values()], axis=0))
@@ -275,12 +282,12 @@ def pooled_statistic(observed, expected, least=5.0):
 
 
 def pooled_p_value(observed, expected):
-    """Returns p of a chi-square test with small cells pooled."""
+    """Returns the p-value of a chi-square test with small cells pooled."""
     return p_of(*pooled_statistic(observed, expected))
 
 
 def p_of(statistic, freedom):
-    """Returns p of a chi-square statistic; a single cell can be off by rounding only."""
+    """Returns the p-value of a chi-square statistic; with a single cell, a difference can only be a rounding error."""
     return float(stats.chi2.sf(statistic, freedom)) if freedom else float(statistic < 1e-6)
 
 
@@ -291,7 +298,7 @@ def holm(p_values):
 
 
 def _sampled(rule, rows, length, vocab_size, seed, engine):
-    """Returns tokens `[rows, length]` and `π` per sampling setting, from one call, at an informative α."""
+    """Samples with every sampling setting in one call, at `telling_alpha`; returns tokens `[rows, length]` and `π`."""
     q_table, p_table = tables(vocab_size, seed=seed)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
@@ -308,9 +315,9 @@ _APART = 64.0
 
 
 def mixed(rules):
-    """Returns several deferral rules as one: rule `i`, with its own α, if the control is `_APART · i + α`.
+    """Combines several deferral rules into one: the control `_APART · i + α` selects rule `i` with this α.
 
-    Only the decision differs between the traces of deferral rules, so one program runs them all.
+    Programs of deferral rules differ only in the decision, so one program can run all of them.
     """
 
     def deferral(pair, alpha):
@@ -323,7 +330,7 @@ def mixed(rules):
 
 
 def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
-    """Runs `check_sequence_law` for several deferral rules in one program, `rows` each per sampling setting."""
+    """Runs `check_sequence_law` for several deferral rules in one program, with `rows` rows per rule and sampling."""
     q_table, p_table = tables(3, seed=seed)
     shift = _APART * np.arange(len(rules), dtype=np.float32)
     coded = shift + np.float32([telling_alpha(rule, q_table, p_table) for rule in rules])
@@ -340,7 +347,7 @@ def check_sequence_laws(rules, *, rows=10_000, length=7, seed=5, **engine):
 
 
 def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, **engine):
-    """Checks transition counts at every one of 16 positions and over all, all sampling settings in one call."""
+    """Checks transition counts at each position and over all positions, with all sampling settings in one call."""
     p_values = []
     for tokens, law in _sampled(rule, rows, length, vocab_size, seed, engine).values():
         p_values += [*transition_p_values(tokens, law), p_of(*transition_statistic(tokens, law))]
@@ -348,7 +355,7 @@ def check_transition_law(rule, *, rows=5_000, length=16, vocab_size=4, seed=16, 
 
 
 def check_greedy(rule, *, vocab_size=12, length=16, block=3):
-    """Checks that at temperature 0 the output is the NumPy chain's, token by token."""
+    """Checks that the output at temperature 0 equals that of the NumPy implementation, token by token."""
     q_table, p_table = tables(vocab_size, seed=6)
     engine, params = assemble(tabular_pair(q_table, p_table), rule=rule, block_size=block)
     for alpha in alphas(rule, vocab_size):
@@ -362,7 +369,7 @@ def check_greedy(rule, *, vocab_size=12, length=16, block=3):
 
 
 def check_cold_draft_law(rule, **engine):
-    """Checks fuzzy decoding's setting: a greedy draft's distribution is one-hot, and the output's is exact."""
+    """Checks the output's distribution in fuzzy decoding's setting: a greedy (one-hot) draft, and a sampling target."""
     q_table, p_table = tables(3, seed=7)
     alpha = telling_alpha(rule, q_table, p_table)
     built, params = assemble(tabular_pair(q_table, p_table), rule=rule, **engine)
@@ -372,9 +379,9 @@ def check_cold_draft_law(rule, **engine):
 
 
 def check_one_compilation(rule, **engine):
-    """Checks that a sweep of α × temperature × top-p × top-k × seed, Python numbers and arrays mixed, compiles once.
+    """Checks that a sweep over α, temperature, top-p, top-k and seed, as Python numbers or arrays, compiles once.
 
-    The shapes are those of `check_greedy`, so that the two share a program.
+    The shapes are those of `check_greedy`, so that both checks share a program.
     """
     built, params = assemble(tabular_pair(*tables(12, seed=6)), rule=rule, **engine or {"block_size": 3})
     settings = [

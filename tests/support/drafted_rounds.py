@@ -32,7 +32,7 @@ def drafted_rounds(pair: Any, prompts: Any, count: int, **settings: Any) -> Iter
         after_round, turn = engine.step(params, state, controls)
         if engine.tree is None:
             return after_round, turn, turn.draft
-        # The round has the kept path of a tree only, so the same tree is drafted again.
+        # A round returns only the kept path of a tree, so the tree is drafted again; the result is the same.
         drafted = engine.draft(params, state, controls, state.limit - state.length, engine.complete)
         return after_round, turn, drafted.draft
 

@@ -1,6 +1,7 @@
-"""Drafters that the protocol allows and the package lacks: alternating, without a distribution, with target features.
+"""Drafters that the protocol allows but the package does not have, for tests.
 
-The module also computes hidden states by one forward pass without a cache.
+They alternate between drafters, copy earlier tokens, or read the target's hidden states. The module also computes
+hidden states by one forward pass without a cache, for comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from speccascade_jax.models.layers import EXITS
 
 @dataclass(frozen=True)
 class Turns:
-    """A drafter whose row `b` drafts with `arms[(b + round) % len(arms)]`; the other arms sit the round out."""
+    """A drafter whose row `b` drafts with `arms[(b + round) % len(arms)]`; the other arms do not draft in this row."""
 
     arms: tuple[Drafter, ...]
     reads_features: ClassVar[bool] = False
@@ -59,7 +60,10 @@ class Turns:
 
 
 def _merge(rows, new: Draft, old: Draft) -> Draft:
-    """Merges the small arrays of `new` in its rows; distributions are in the shared buffers already."""
+    """Merges the small arrays of two drafts: `new` in the rows `rows`, `old` elsewhere.
+
+    The distributions need no merging, because both drafters have written theirs into the same buffers.
+    """
 
     def pick(name):
         value = getattr(new, name)
@@ -105,7 +109,7 @@ class Repeats:
 
 
 class _Around:
-    """A drafter that lets `inside` draft; the first part of its state is that of `inside`."""
+    """A drafter that delegates to the drafter `inside`; the first part of its state is the state of `inside`."""
 
     inside: Any
 
@@ -124,7 +128,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class Watching(_Around):
-    """A drafter that keeps the target's prompt features, and its states along the last committed tokens."""
+    """A drafter that stores the target's features of the prompt, and the target's states at committed tokens."""
 
     inside: Drafter
     reads_features: ClassVar[bool] = True
@@ -134,7 +138,7 @@ class Watching(_Around):
         return self.inside.init(params, start), seen
 
     def commit(self, params, state, outcome: Outcome) -> Any:
-        # the state after the last kept token, from which a drafter with features would continue
+        # the target's state at the last kept token, from which a drafter that reads features would continue
         last = jnp.take_along_axis(outcome.features, outcome.num_kept[:, None, None], axis=1)[:, 0]
         seen = state[1] | {"pending": jnp.where(outcome.active[:, None], last, state[1]["pending"])}
         return self.inside.commit(params, state[0], outcome), seen
@@ -180,7 +184,10 @@ class Remembering(_Around):
 
 @dataclass(frozen=True)
 class RandomHead:
-    """A drafter from the target's states at the last token that it read; `params` is a matrix `[L * D, D]`."""
+    """A drafter that drafts from the target's states at the last token that the target read.
+
+    `params` is a random matrix `[L * D, D]`.
+    """
 
     model: Any
     reads_layers: tuple[int, ...]

@@ -29,7 +29,7 @@ THREE = prompts([3, 4, 5], [7], [2, 2, 9, 1])
 
 
 def drafting(model, block):
-    """Returns a drafter of blocks of one length."""
+    """Returns a drafter that uses `model` and drafts `block` tokens in every round."""
     return ModelDrafter(model, Fixed(block))
 
 
@@ -40,7 +40,7 @@ def engine(target, drafter, verifier=LOSSLESS, **more):
 
 
 def stacked(models, blocks, **more):
-    """Returns a drafter in which each of `models` drafts for the next one, and its parameters, those of fakes."""
+    """Returns a drafter in which each of `models` drafts for the next one, and its (empty) parameters."""
     drafter, params = drafting(models[0], blocks[0]), FAKE
     for model, block in zip(models[1:], blocks[1:], strict=True):
         drafter = NestedDrafter(engine(model, drafter, **more), block)
@@ -49,12 +49,12 @@ def stacked(models, blocks, **more):
 
 
 def controls(rows, levels=0, **numbers):
-    """Returns `make_controls` with the same numbers at `levels` levels below."""
+    """Returns `make_controls` for a stack of models, with the same numbers for the engines at `levels` levels below."""
     return make_controls(rows, **numbers, inner=(controls(rows, levels - 1, **numbers),) if levels else ())
 
 
 def generated(built, params, prompt=THREE, length=24, *, target=(), numbers=None, seed=5, **more):
-    """Returns a generation; `params` are the drafter's, `numbers` are arguments of `controls`, or controls."""
+    """Runs an engine; `params` are the drafter's parameters, `numbers` are arguments of `controls`, or controls."""
     if numbers is None or isinstance(numbers, dict):
         numbers = controls(len(prompt.length), **numbers or {})
     params = {"target": target, "drafter": params}

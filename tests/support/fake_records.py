@@ -37,7 +37,7 @@ _SHARED: dict[str, Any] = {
 def coordinates(
     task: str = "tiny_translation", temperature: float = 1.0, seeds: tuple[int, ...] = (0,)
 ) -> list[dict[str, Any]]:
-    """Returns the points of a small sweep, as coordinates."""
+    """Returns the points of a small sweep, each as a dictionary of its settings."""
     out = []
     for seed in seeds:
         shared = {**_SHARED, "task": task, "temperature": temperature, "seed": seed}
@@ -49,7 +49,7 @@ def coordinates(
 
 
 def facts(point: dict[str, Any]) -> dict[str, Any]:
-    """Returns a sweep's facts about the point's method; for an unknown method those of a rule."""
+    """Returns the facts about the point's method that a sweep stores; for an unknown method, those of a rule."""
     name = point["method"]
     settings = Settings(method=name if name in METHODS else "token_v3", rule=point.get("rule"), stop=point.get("stop"))
     chosen = {"rule": None, "stop": None, "stop_threshold": None, "head": None, "drafters": ["draft"]} | curves.facts(
@@ -65,12 +65,12 @@ def facts(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_of(point: dict[str, Any]) -> str:
-    """Returns a key in the form of a real one."""
+    """Returns a hash that has the form of a record's key."""
     return hashlib.blake2b(json.dumps(point, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def run(point: dict[str, Any]) -> dict[str, Any]:
-    """Returns the record of a point: a fake runner that always gives the same record."""
+    """Returns the record of a point without running anything; equal points give equal records."""
     noise = random.Random(key_of(point))
     key, point = key_of(point), facts(point) | point
     kept, gain = _kept_share(point), {"token_v3": 7.0, "opt": 1.5, "diff": 1.0, "chow": 0.4}.get(point["method"], 0.0)

@@ -11,12 +11,12 @@ PROMPTS = [[1], [2, 3], [0, 5, 6], [7, 1]] * 4
 
 
 def tabular():
-    """Returns a pair of tables."""
+    """Returns a pair of models whose distributions are tables."""
     return conformance.tabular_pair(*conformance.tables(VOCAB, seed=0))
 
 
 def run(pair, prompts=PROMPTS, **changes):
-    """Decodes with one bucket and one engine, unless `changes` need others."""
+    """Decodes with fixed sizes, so that all calls share a compiled program unless `changes` need another one."""
     arguments = {"rule": "token_v3", "alpha": 0.3, "block_size": 3, "temperature": 1.0, "max_new_tokens": LENGTH}
     return sc.decode(pair, prompts, **(arguments | {"stop_ids": [STOP]} | changes))
 

@@ -2,9 +2,9 @@
 
     python -m tests.support.fuzzing FOLDER CASES SEED
 
-Prints one JSON object: the counts of refused and accepted files per format, and every failure. A reading fails if it
-raises any other error than one of ours that names the file, if it returns changed data although there are digests, or
-if it takes too long.
+Prints one JSON object: the counts of refused and accepted files per format, and every failure. Reading a file fails if
+it raises an error that is not one of the package's or does not name the file, if it returns changed data although the
+file has a digest, or if it takes too long.
 """
 
 import gzip
@@ -210,7 +210,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-# --- damaged copies of files: bits, bytes and slices of any; numbers and types inside files of a known format
+# --- damaged copies of files: changed bits, bytes and slices of any file; changed values and types in known formats
 
 ODD = (
     -1, 0, 1, 2, 3.5, 20_000_000, 10**9, 2**31, 2**40, 2**63, 10**30, -(2**40), 1e308, float("nan"), True, None, "",

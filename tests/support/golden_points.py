@@ -1,7 +1,8 @@
 """The points of `tests/results/store/golden/format_2.jsonl` as dataclasses, and their keys.
 
-The classes replace those of the package: they are as small as possible, with the defaults at the time of the golden
-keys. They use only the standard library, because every installed Python interpreter computes the keys:
+The classes stand in for those of the package. They have only the fields that keys need, with the defaults at the time
+when the golden keys were written. They use only the standard library, so that every installed Python interpreter can
+compute the keys:
 
     python3.12 -I -S -c "import sys; sys.path.insert(0, '.'); from tests.support import golden_points as g; g.main()"
 """
@@ -122,7 +123,7 @@ POINTS: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
         None,
     ),
 ]  # fmt: skip
-"""Parts of each point, in the order of the file, and its hardware; `None` if the point is not timed."""
+"""Parts of each point, in the order of the file, and the hardware that it is timed on; `None` if it is not timed."""
 
 
 def old_records() -> list[dict[str, Any]]:
@@ -132,7 +133,7 @@ def old_records() -> list[dict[str, Any]]:
 
 
 def keys() -> dict[str, dict[str, str]]:
-    """Returns, by each record's former key, the keys of its point as dataclasses."""
+    """Returns the keys of each point, computed from its dataclasses, by the former key of its record."""
     out = {}
     for record, (parts, hardware) in zip(old_records(), POINTS, strict=True):
         fingerprints = {name: text for name, text in record["fingerprints"].items() if name != "code"}
@@ -142,11 +143,11 @@ def keys() -> dict[str, dict[str, str]]:
 
 
 def migrated_keys() -> dict[str, dict[str, str]]:
-    """Returns, by each record's former key, its keys after migration."""
+    """Returns each record's keys after migration from format 2, by its former key."""
     records = map(migration.migrated, old_records())
     return {record["former_key"]: {name: record[name] for name in ("key", "judged_key")} for record in records}
 
 
 def main() -> None:
-    """Prints both as JSON."""
+    """Prints the results of `keys` and `migrated_keys` as JSON."""
     json.dump([keys(), migrated_keys()], sys.stdout)

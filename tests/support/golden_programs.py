@@ -19,7 +19,7 @@ LARGE = {
     "T5 1.1 small alone": ("t5_1_1_small", None, {"topology": "v5e", "part": "target", "temperature": 1.0}),
     "T5 1.1 small -> base, a round": ("t5_1_1_base", "t5_1_1_small", SAMPLED),
 }
-"""Published sizes, with the final schedules."""
+"""Programs of published sizes, whose costs include the compiler's final schedules."""
 TINY = {
     "tiny T5, a round": ("t5", SAMPLED),
     "tiny Gemma 2, a round": ("gemma", SAMPLED),
@@ -29,7 +29,7 @@ TINY = {
     "tiny T5 on (2, 4), a round": ("t5", SAMPLED | {"topology": "v5e:2x4", "mesh": (2, 4), "batch": 2}),
     "tiny T5, a training step": ("t5", {"part": "train", "batch": 4}),
 }
-"""Small shapes, without schedules: every instruction counts as an op."""
+"""Programs of tiny models, without schedules: every instruction counts as one operation."""
 
 
 def figures(report):

@@ -25,8 +25,8 @@ class Server(ThreadingHTTPServer):
     """The server; `asked` lists the method and the path of each request.
 
     Attributes:
-        commits: contents of files by name, by the repository (data sets' begin with `datasets/`) and the commit.
-        branches: commit of each repository's branches.
+        commits: files (content by name) of each commit, by repository and commit; data sets begin with `datasets/`.
+        branches: commit of each branch, by repository and branch.
         gated: repositories whose files need `token`.
     """
 
@@ -70,7 +70,7 @@ class Server(ThreadingHTTPServer):
     def _of_commit(self, repository: str, revision: str, answer: Any) -> Answer:
         revision = urllib.parse.unquote(revision)
         if not any(repository == name for name, _ in self.commits):
-            # as the hub says it to users who are not logged in
+            # the hub's answer to users who are not logged in, whether the repository is private or absent
             return 401, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"}
         commit = self.branches.get((repository, revision), revision)
         if (repository, commit) not in self.commits:

@@ -1,6 +1,6 @@
-"""Directories of transformers with random weights, written from the names in its own documentation.
+"""Model folders in transformers' format, with random weights and the tensor names of its documentation.
 
-The names are written here a second time on purpose: an error in the package's tables must not appear here too.
+The names are written here a second time on purpose, so that an error in the package's tables is not repeated here.
 """
 
 import dataclasses
@@ -248,7 +248,7 @@ def _decoder_names(c: DecoderConfig) -> dict[str, str]:
                 f"{ours}/mixture/experts/wi_1/kernel": f"{theirs}.experts.gate_up_proj",
                 f"{ours}/mixture/experts/wo/kernel": f"{theirs}.experts.down_proj",
             }
-        # in the only kind with shared keys and values, layers 2 and 3 share them, and layer 1 has no values
+        # for the only kind with shared keys and values: layers 2 and 3 use those of others, and layer 1 has no values
         absent = () if not c.keys_as_values else ((), ("value",), ("key", "value"), ("key", "value"))[i]
         for a, b in norms.items():
             tensor_names[f"{ours}/{a}_layer_norm/scale"] = f"{theirs}.{b}_layernorm.weight"

@@ -11,9 +11,9 @@ from jax.experimental.pallas import tpu as pltpu
 from speccascade_jax.runtime import platforms
 
 INTERPRETER = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-"""Fills memory that nothing has written with NaN, and records accesses to the same place in no order."""
+"""Fills unwritten memory with NaN, and records races: unordered accesses to the same memory."""
 EAGER = dataclasses.replace(INTERPRETER, dma_execution_mode="eager")
-"""Copies arrays when a copy starts, not when it is awaited, so that a buffer that changes too late has no effect."""
+"""Copies arrays when a copy is started, not when it is awaited, so that changes of the source after the start show."""
 
 
 @contextmanager

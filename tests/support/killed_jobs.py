@@ -1,4 +1,4 @@
-"""Jobs that write files, each in a process of its own that dies at a chosen operation on its folder.
+"""Jobs that write files, each run in a separate process that kills itself at a chosen operation on its folder.
 
 The process kills itself with SIGKILL before its n-th `fsync`, `replace`, `rename`, `write`, `unlink` or `rmdir` in the
 folder; a write is then half done. The remaining files are those that a kill at this moment leaves.
@@ -36,7 +36,10 @@ SMALL = Evaluation(
 
 
 def run(job: str, shared: Path, folder: Path, dies_at: int) -> None:
-    """Does a job in `folder`; dies at that operation (0: never), else writes their number to `<folder>.count`."""
+    """Does a job in `folder`, and dies at operation number `dies_at` (0: never).
+
+    A job that lives to the end writes its number of operations to `<folder>.count`.
+    """
     compilation_cache.switch_on()
     seen = _watch(folder, dies_at)
     JOBS[job](shared, folder)
@@ -142,11 +145,11 @@ UNEQUAL = {
     "checksum", "package", "minutes", "tokens_per_second", "started", "wall_seconds", "versions", "device", "seconds",
     "environment",
 }  # fmt: skip
-"""Entries that depend on the clock or the moment."""
+"""Entries that differ between two runs of a job, because they depend on the time or the moment of the kill."""
 LEFT = {".damaged", ".html", ".tmp", ".png"}
-"""Endings of other files that a kill leaves (torn or unfinished), and of pictures and pages, which show times.
+"""Endings of files that are not compared: torn or unfinished files of a kill, and pictures and pages, which show times.
 
-The names of TensorBoard's event files (`runs.FOLDER`), of which a resumed job begins a new one, differ too.
+TensorBoard's event files (`runs.FOLDER`) are not compared either, because a resumed job begins a new one.
 """
 
 

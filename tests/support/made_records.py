@@ -1,4 +1,4 @@
-"""Records with made-up examples, which have a set gain in quality, a set ratio of times, and noise."""
+"""Records with made-up examples, of which a test chooses the gain in quality, the ratio of times, and the noise."""
 
 import copy
 
@@ -14,7 +14,7 @@ SLOW = np.random.default_rng(1).uniform(60, 180, 16)
 
 
 def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
-    """Returns a record with `gain` over the target in every example and `ratio` of its time, up to noise."""
+    """Returns a record whose examples have the target's score plus `gain`, and its time times `ratio`, up to noise."""
     ends = (panels.TARGET, panels.DRAFT)
     block = {"block_size": None, "bonus": None} if method in ends else {"block_size": 5, "bonus": "rule"}
     record = copy.deepcopy(fake.run({**fake.coordinates()[0], "method": method, "alpha": None, "seed": seed, **block}))
@@ -28,12 +28,13 @@ def point(method, gain=0.0, ratio=1.0, noise=2.0, seed=0, own=None):
     record["latency"]["per_example_ms"] = times.tolist()
     record["target_latency"]["per_example_ms"] = [SLOW.tolist()] * 3
     for name in ("tokens", "draft_steps", "target_calls"):
-        record["latency"].pop(f"per_example_{name}", None)  # without counts, the work of the record's runs is unknown
+        # without these counts, nobody can tell whether two runs did the same work
+        record["latency"].pop(f"per_example_{name}", None)
     return record
 
 
 def working(record, work):
-    """Returns the record as one whose timed runs made these calls; equal numbers mean equal work."""
+    """Adds counts of tokens and calls to a record, drawn with the seed `work`: equal seeds mean equal work."""
     counts = np.random.default_rng(work).integers(1, 99, (3, 3, 16)).tolist()
     for name, count in zip(("tokens", "draft_steps", "target_calls"), counts, strict=True):
         record["latency"][f"per_example_{name}"] = count
@@ -44,6 +45,6 @@ TARGET = point(panels.TARGET, noise=0)
 
 
 def strip(record):
-    """Returns the record in the form of earlier versions."""
+    """Removes the numbers by example from a record, which earlier versions did not write."""
     del record["quality"]["per_example"], record["latency"]["per_example_ms"]
     return record

@@ -1,6 +1,6 @@
-"""Records with counts of single examples, and with timed runs whose seconds follow from set forward times.
+"""Records in the form that a sweep writes, with counts for each example and made-up times.
 
-They have the form that a sweep writes.
+The times are computed from the counts and from fixed times of a forward pass of each model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def record(
     slower: float = 1.0,
     **point: Any,
 ) -> dict[str, Any]:
-    """Returns a record with nearly the given rates; hard examples discard more, in every record alike."""
+    """Returns a record with about these rates; some examples discard more tokens, the same ones in every record."""
     end = name.startswith("autoregressive")
     coordinates = {
         **fake_records.coordinates()[0], "method": name, "alpha": None,
@@ -67,23 +67,26 @@ ADAPTIVE = {0.1: (0.50, 0.10), 0.3: (0.38, 0.25), 0.5: (0.31, 0.45), 0.7: (0.27,
 
 
 def sweep(adaptive: dict[float, tuple[float, float]] = ADAPTIVE, **more: Any) -> list[dict[str, Any]]:
-    """Returns records of both ends, fixed blocks, and thresholds of "specdecpp"; `more` goes to the latter."""
+    """Returns records of target alone, draft alone, fixed block sizes, and thresholds of "specdecpp".
+
+    `more` are arguments of `record` for the thresholds.
+    """
     ends = [record("autoregressive", 1.0, 0.0), record("autoregressive_draft", 0.0, 0.0)]
     fixed = [record("spec_decode", *rates, block=block) for block, rates in FIXED.items()]
     return [*ends, *fixed, *(record("specdecpp", *rates, stop=h, **more) for h, rates in adaptive.items())]
 
 
 def headed(given: dict[str, Any], head: str) -> dict[str, Any]:
-    """Returns the record as one whose method used a head of this fingerprint."""
+    """Returns a copy of a record whose method used the acceptance head with this fingerprint."""
     return {**given, "key": given["key"] + head, "fingerprints": given["fingerprints"] | {"head": head}}
 
 
 def of_task(task: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records as those of another task."""
+    """Returns copies of the records as if they belonged to the task `task`."""
     return [{**r, "point": r["point"] | {"task": task}, "key": r["key"] + task} for r in records]
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records without their latencies."""
+    """Returns copies of the records without latencies."""
     kept = ("latency", "target_latency", "relative_latency")
     return [{name: part for name, part in record.items() if name not in kept} for record in records]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def peak(call: Callable[[], object], turns: int = 3) -> int:
-    """Returns the largest number of bytes that Python's allocator held for `call`: the least of some repetitions.
+    """Returns the peak number of bytes that Python's allocator held for `call`, the smallest peak of `turns` calls.
 
-    Allocations of other threads and of late imports count too, but do not happen in every repetition.
+    The smallest one is taken, because allocations of other threads and of late imports disturb only some calls.
     """
     return min(_peak(call) for _ in range(turns))
 

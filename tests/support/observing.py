@@ -12,7 +12,7 @@ from speccascade_jax.metrics import sandbox
 
 
 def marked(mark: str, program: str) -> str:
-    """Returns `program` with processes and children named after `mark` and the number of this test run."""
+    """Returns `program` with a first line that names its process and its children after `mark` and this test run."""
     return f'open("/proc/self/comm", "w").write("{_name(mark)}")\n{program}'
 
 
@@ -40,7 +40,7 @@ def processes(mark: str) -> int:
 
 
 class Watched(threading.Thread):
-    """A run of the marked program, with the largest number of its processes seen, and the number at the end."""
+    """A thread that runs the marked program; counts the most processes that it had at a time, and those at the end."""
 
     def __init__(self, mark: str, program: str, **limits: float) -> None:
         super().__init__()

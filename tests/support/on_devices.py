@@ -57,7 +57,7 @@ if __name__ == "__main__":
     from tests.support import tiny_decoders, tiny_pair
 
     def models(kind: str, entries: int = VOCABULARY) -> dict[str, Any]:
-        """Returns a target, a draft and one between, of sizes that eight (T5) or four parts divide."""
+        """Returns a target, a draft and a model of middle size; eight (T5) or four devices can divide their sizes."""
         if kind in ("t5", "umt5"):
             # three rows of the embedding are padding, so the vocabulary is smaller
             sizes = {"target": (64, 8, 8, 128, 2, 3), "middle": (32, 8, 4, 64, 1, 2), "draft": (16, 8, 4, 32, 1, 1)}
@@ -74,7 +74,7 @@ if __name__ == "__main__":
         if config.merged_attention:
             sizes["pattern"] = ("local", "global")
         if config.encoder is not None:
-            # fused kernels of the encoder have other widths, and keys of cross-attention have the encoder's width
+            # a small encoder, whose fused kernels have other widths; the keys of cross-attention have its width
             width = config.encoder.d_model if config.merged_attention else 24
             sizes |= {"encoder": replace(config.encoder, **sizes | {"num_heads": 4}), "d_model": width}
         config = replace(config, **sizes)
@@ -187,7 +187,10 @@ if __name__ == "__main__":
         return {"rows": int(rows.sum()), "counters": all(jax.tree.leaves(alike)), "longest": int(lengths.max())}
 
     def fed(kind: str, shape: tuple[int, int]) -> float:
-        """Returns the largest difference of a block's logits after a prefill; a mesh's against one device's."""
+        """Returns the largest difference between a block's logits on a mesh and on one device, after a prefill.
+
+        It is relative to the standard deviation of the logits.
+        """
         logits, model = [], with_layout(kind)["target"]
         params = initial(model, 0)
         for mesh in (None, meshes.make(shape)):
@@ -202,9 +205,10 @@ if __name__ == "__main__":
         return float(np.abs(logits[0] - logits[1]).max() / logits[0].std())
 
     def fed_to_kernels(kind: str, shape: tuple[int, int], **sizes: int) -> dict[str, Any]:
-        """Returns the largest difference of two blocks' logits, and the number of kernels that computed them.
+        """Compares interpreted kernels on a mesh with XLA on one device.
 
-        Interpreted kernels on a mesh are compared with XLA on one device. The second block reads what the first wrote.
+        Returns the largest difference of two blocks' logits, relative to their standard deviation, and the number of
+        kernels in the program. The second block attends to cache entries that the first one wrote.
         """
         model, results = with_layout(kind)["target"], []
         model = replace(model, config=replace(model.config, head_dim=128, **sizes))
@@ -227,14 +231,15 @@ if __name__ == "__main__":
         return {"error": float(error), **{key: str(traced.jaxpr).count(name) for key, name in names.items()}}
 
     def collectives(kind: str, shape: tuple[int, int], entries: int, *, merged: bool = False) -> dict[str, Any]:
-        """Returns the collectives of the compiled program, from shapes alone: the shapes of results by kind."""
+        """Compiles a program from shapes alone; returns the sizes of its collectives' results by kind of collective."""
         mesh = meshes.make(shape)
         assert mesh is not None
         bound = {}
         for name, model in with_layout(kind, entries).items():
             params = jax.eval_shape(lambda model=model: initial(model, 0))
             laid = jax.tree_util.tree_map_with_path(lambda path, leaf: abstract(path, leaf, mesh), params)
-            # merged: weights on the mesh, and XLA has to find the layout of caches whose rows and heads are one axis
+            # merged: only the weights are laid out, so XLA has to find the layout of caches, whose rows and heads
+            # share an axis
             bound[name] = BoundModel(laid, model if merged else replace(model, mesh=mesh))
         models_on_mesh = Pair(bound["target"], bound["draft"])
         method = table.get("token_v3")
@@ -276,7 +281,7 @@ if __name__ == "__main__":
         return ""
 
     def loaded() -> dict[str, Any]:
-        """Reads a pair from disk into its parts; returns each device's share, the pair's identity and its output."""
+        """Loads a pair from disk onto a mesh; returns each device's share, the pair's identity and its output."""
         with tempfile.TemporaryDirectory() as folder:
             tiny_pair.write(Path(folder))
             single, spread, narrow = (sc.load_pair(folder, mesh=shape) for shape in (None, (4, 2), (1, 2)))

@@ -39,11 +39,11 @@ def assert_equal_but_for_near_ties(found, wanted, logits) -> None:
             assert best[1] - best[0] < GAP, (
                 f"row {row} differs at {differs[0]}: the best logits differ by {best[1] - best[0]}"
             )
-    assert max(len(set(row)) for row in wanted.tolist()) > 8  # if all tokens were equal, nothing would be compared
+    assert max(len(set(row)) for row in wanted.tolist()) > 8  # outputs that repeat one token would prove nothing
 
 
 def once_per_kind(write, tmp_path_factory):
-    """Returns a function from a kind of models to `write(kind, folder)`, which is called once for each kind."""
+    """Returns a function of a kind of model that calls `write(kind, folder)` once per kind and caches the result."""
 
     @functools.cache
     def known(kind: str):
@@ -53,7 +53,7 @@ def once_per_kind(write, tmp_path_factory):
 
 
 def assert_decodes(pair, prompts, text, logits, **settings) -> None:
-    """Checks that a pair writes a reference's greedy text; a draft must have been kept and rejected.
+    """Checks that a pair decodes the reference's greedy output, and that some draft tokens are kept and some rejected.
 
     Args:
         pair: the models.

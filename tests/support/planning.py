@@ -1,4 +1,4 @@
-"""Costs made by hand for planned drafters, and tabular engines with planned drafters."""
+"""Made-up costs for drafters with planned block lengths (`block_size="auto"`), and engines with such drafters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def costs(rounds, prefill=0.0, acceptance=0.75, length=50.0):
 
 
 def forcing(lengths, length):
-    """Returns costs under which every round aims at `length`."""
+    """Returns costs for which the plan chooses the block length `length` in every round."""
     return costs([1.0 if candidate == length else 1e9 for candidate in lengths])
 
 
 def on_edge(plan, acceptance=0.6):
-    """Returns costs at which all lengths are nearly equally good before any evidence.
+    """Returns costs for which all block lengths are nearly equally good before any round.
 
-    Any kept token makes the longest length the best, any rejected token the shortest.
+    Then any kept token makes the longest length the best one, and any rejected token the shortest.
     """
     values = [
         plan.tokens(length, jnp.full(1, acceptance), jnp.full(1, 10**6))[0] * (1.0 if n != 1 else 1.0 - 1e-4)
@@ -40,7 +40,10 @@ def told(params, found):
 
 
 def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, rounds=None, **more):
-    """Returns engine, parameters without costs, and the tables of a tabular pair; `rounds`: of each phase."""
+    """Returns an engine, its parameters without costs, and the tables of its two models.
+
+    `rounds` is the number of rounds in each phase of the plan.
+    """
     q_table, p_table = conformance.tables(vocab_size, seed=seed)
     engine, params = assemble(conformance.tabular_pair(q_table, p_table), rule=rule, block_size="auto", **more)
     if lengths is not None:
@@ -51,5 +54,5 @@ def planned(seed, vocab_size=3, rule="spec_decode", lengths=None, rounds=None, *
 
 
 def aimed(generation):
-    """Returns rounds by the length aimed at, over all rows."""
+    """Returns the number of rounds for which the plan chose each length, over all rows."""
     return np.asarray(generation.inner["chosen"]).sum(0)

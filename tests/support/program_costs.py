@@ -20,7 +20,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def band(memory: float, compute: float = 0.0, collectives: float = 0.0, ops: float = 0.0) -> dict[str, float]:
-    """Returns a band of seconds from microseconds."""
+    """Returns the seconds that each resource takes for a part of a program, given in microseconds."""
     return {name: 1e-6 * x for name, x in zip(PARTS, (memory, compute, collectives, ops), strict=True)}
 
 
@@ -36,7 +36,7 @@ def entry(program: dict[str, Any], factor: float = 1.0) -> dict[str, Any]:
         stages, more = {"score": band(10, 3, 0, 25), "commit": band(1)}, {n: band(0) for n in more}
     if program["part"] == "prefill":
         stages, more = {"prefill": band(40, 300, 0, 60)}, {}
-    # a rule that reads the draft's distribution needs one at the bonus position, so that the cache is complete
+    # a rule that reads q needs the draft's distribution at the bonus position, so the draft's cache is then complete
     complete = alone not in ("spec_decode", "autoregressive", "autoregressive_draft")
     costs = {"stages": stages, "more": more, "complete": complete, "launch": 1e-6, "versions": VERSIONS}
     return {"program": program, **costs}

@@ -1,4 +1,4 @@
-"""Random T5s without a compilation: compiling `module.init` takes longer than most tests."""
+"""Random T5s whose weights NumPy draws, because compiling `module.init` takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def parameters(config: T5Config, seed: int = 0) -> Params:
 
 
 def bound(config: T5Config, seed: int = 0, noise: float = 0.0) -> BoundModel:
-    """Returns a model with `parameters` in the form of training: nothing is fused.
+    """Returns a model with unfused `parameters`, as for training.
 
-    Each parameter is moved by `noise` of its own size: a draft that often agrees.
+    `noise` is added to each parameter, relative to its size; with a little noise, the model is a draft that often
+    agrees with the model without noise.
     """
     params, rng = parameters(config, seed), np.random.default_rng(1000 + seed)
     if noise:

@@ -33,7 +33,7 @@ HOLES = {
 
 
 class Resolved(BaseException):
-    """An exception in place of the loading of weights."""
+    """An exception that is raised instead of loading weights."""
 
 
 @pytest.fixture

@@ -71,7 +71,10 @@ def cross_entropy(q, p, greedy):
 
 
 def divergence(name, p, q, top_k=0):
-    """Returns `Div(p, q)` entry by entry; with `top_k` over the likeliest tokens of `p` and one bucket."""
+    """Returns `Div(p, q)`, computed entry by entry.
+
+    With `top_k`, the entries are the `top_k` likeliest tokens of `p`, and one for all other tokens together.
+    """
     with np.errstate(divide="ignore"):
         return divergence_of_logs(name, np.log(p), np.log(q), top_k)
 
@@ -133,14 +136,14 @@ DECISIONS = {
 
 
 def sd_reference(q, qt, pt):
-    """Returns the result of dividing by the soft `q`, whatever the token was drawn from."""
+    """Returns the output's distribution if verification divides by `q`, although tokens are drawn from `qt`."""
     kept = np.array([d * min(1.0, b / a) if a > 0 else d for a, b, d in zip(q, pt, qt, strict=True)])
     residual = np.maximum(pt - q, 0)
     return kept + (1 - kept.sum()) * (residual / residual.sum() if residual.sum() > 0 else pt)
 
 
 def decision(rule, q_logits, p_logits, alpha, temperature, top_p=1.0, top_k=0, draft_temperature=None):
-    """Returns `r(v)`, float64 `[V]`."""
+    """Returns the deferral decision `r(v)` of every token, float64 `[V]`."""
     cold = temperature if draft_temperature is None else draft_temperature
     q, p = softmax(q_logits), softmax(p_logits)
     qt, pt = scale(q_logits, cold, top_p, top_k), scale(p_logits, temperature, top_p, top_k)
@@ -170,7 +173,7 @@ def transitions(rule, q_table, p_table, alpha, temperature, top_p=1.0, **more):
 
 
 def law_over_handed(rule, raw_logits, handed, p_table, alpha, temperature):
-    """Returns `π` if the raw `q` and the sampled distribution `q̃` are given separately."""
+    """Returns `π` for a draft whose raw logits and sampled distribution `q̃` (`handed`) are given separately."""
     rows = []
     for raw, q_tilde, p in zip(raw_logits, handed, p_table, strict=True):
         p_tilde = scale(p, temperature)

@@ -8,7 +8,7 @@ HEAVY = {"laws", "parity", "tools", "accelerators"}
 
 
 def weekly_cases(items):
-    """Returns the heavy items that are not among the `n` evenly chosen ones of a test marked `sample(n)`."""
+    """Returns the cases that run only weekly: of a test marked `sample(n)`, all but `n` evenly spaced cases."""
     groups = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sample") and HEAVY & {mark.name for mark in item.iter_markers()}:

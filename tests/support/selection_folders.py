@@ -12,7 +12,10 @@ ARMS, WIDTH = ("first", "second", "third"), 12
 
 
 def clusters(queries, seed=0, noise=0.2):
-    """Returns features `[N, D]` around three centres, domains `[N]`, and alignments `[N, 3]` that favour its arm."""
+    """Returns features `[N, D]` around three centres, the number of the centre `[N]` (domain), and alignments `[N, 3]`.
+
+    The alignments are highest for the drafter (arm) of the domain's number.
+    """
     rng = np.random.default_rng(seed)
     centers = np.random.default_rng(99).normal(size=(3, WIDTH))
     domain = np.sort(rng.integers(0, 3, queries))

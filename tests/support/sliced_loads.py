@@ -22,7 +22,7 @@ MESHES = ((1, 8), (2, 4))
 
 
 def compared(output: Path, paths: list[str]) -> dict[str, Any]:
-    """Returns for each checkpoint the parameters that differ from those of one device, on the meshes that fit."""
+    """Returns, by checkpoint, the parameters that differ between loads onto a mesh and onto one device."""
     _end(_start(output, 8, {}, "compare", *paths))
     return dict(json.loads(output.read_text()))
 

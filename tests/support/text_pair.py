@@ -22,7 +22,7 @@ def evaluation(**changes) -> Evaluation:
 
 
 def point(method: str, on: Evaluation, seed: int = 0, **settings) -> Point:
-    """Returns a point of the pair."""
+    """Returns a `Point` (settings and seed of one measurement) with the pair of this module."""
     return Point(pair=SOURCE, evaluation=on.resolved(), settings=Settings(method=method, **settings), seed=seed)
 
 
@@ -40,7 +40,10 @@ def make(folder: Path) -> sc.Pair:
 def damaged(
     pair: sc.Pair, outputs: np.ndarray, model: str = "target", wanted: Callable[[set[int]], bool] = bool
 ) -> tuple[sc.Pair, list[int]]:
-    """Returns the pair with one model's logits NaN after a token, and the affected rows of `outputs` `[N, L]`."""
+    """Returns a copy of the pair in which one model gives NaN logits after some token, and the rows that contain it.
+
+    The rows are those of `outputs` `[N, L]`; `wanted` accepts or refuses their set when the token is chosen.
+    """
     reached = {token: set(np.flatnonzero((outputs[:, :-1] == token).any(1)).tolist()) for token in np.unique(outputs)}
     token, rows = next((t, rows) for t, rows in reached.items() if 0 < len(rows) < len(outputs) and wanted(rows))
     table = np.array(getattr(pair, model).params)

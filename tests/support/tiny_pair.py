@@ -21,8 +21,8 @@ def write(
 ) -> Path:
     """Writes a pair into `folder`: `vocabulary.model` (a copy of `vocabulary`, or a new one), `target/` and `draft/`.
 
-    `middle`: adds a further draft of that name. `more`: number of ids beyond the vocabulary's, and of rows of padding.
-    `draft_dtype`: in which the draft is stored.
+    `middle`: adds a further draft named "middle". `more`: number of ids by which the models' vocabulary is larger than
+    the file's, and number of padding rows in the embedding. `draft_dtype`: dtype in which the draft is stored.
     """
     path = folder / "vocabulary.model"
     path.write_bytes(_trained() if vocabulary is None else vocabulary.read_bytes())

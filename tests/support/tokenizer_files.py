@@ -26,7 +26,7 @@ def texts() -> list[str]:
 
 
 def llama2c(path: Path, pieces: dict[str, float] | None = None) -> Path:
-    """Writes a tokenizer of llama2.c with `pieces` (text -> score) after the special ones and the bytes."""
+    """Writes a tokenizer in llama2.c's format, with `pieces` (scores by text) after special pieces and bytes."""
     if pieces is None:
         words = ("Once", " upon", " a", " time", "up", "on")
         pieces = {letter: -100.0 for letter in " aceimnoptuO"} | {word: float(-n) for n, word in enumerate(words)}
@@ -61,7 +61,7 @@ def gemma(folder: Path) -> Path:
 def byte_level(folder: Path, merges: int = 60, front: str = "<|begin|>", **beside: Any) -> Path:
     """Writes a byte-level BPE, as of GPT-2, Qwen and Llama 3, whose post-processor puts `front` before texts.
 
-    `beside`: maps a JSON file's name without its ending to its content; by default those of Qwen 2.5's kind.
+    `beside`: contents of further JSON files by name without the ending; by default, files as Qwen 2.5 has them.
     """
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizer.json is read through tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -54,7 +54,7 @@ def abstract(on: jax.sharding.Mesh) -> Any:
 
 
 def step(state: runs.TrainState, number: jax.Array) -> tuple[runs.TrainState, jax.Array]:
-    """Returns the next state, and the largest error: a maximum is the same in any order, a sum is not."""
+    """Returns the next state, and the largest error: unlike a sum, it does not depend on the order of devices."""
     errors = jax.tree.map(lambda leaf: leaf - jnp.sin(number).astype(leaf.dtype), state.params)
     largest = jnp.stack([jnp.abs(leaf).max().astype(jnp.float32) for leaf in jax.tree.leaves(errors)]).max()
     return state.updated(OPTIMIZER, errors), largest
