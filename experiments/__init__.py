@@ -4,6 +4,6 @@ import sys
 
 from speccascade_jax.runtime import progress
 
-# Python sets this name while it looks for the module of `-m`: the modules of a command take seconds to import
+# `python -m` sets this name before it imports the command, whose modules take seconds to import: show progress already
 if sys.argv[0] == "-m":
     progress.begin()

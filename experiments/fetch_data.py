@@ -11,9 +11,9 @@ and by the tasks, and so is a source that would give another file. Files that th
 are. The same command continues after an interruption. mbpp, mmlu, commonsenseqa and triviaqa come from the hub
 (pip install 'speccascade_jax[hub]').
 
-A file that is called a half holds every second row. The files from GitHub equal, byte for byte, those that this project
-measured with; of wmt22_en_de only the fields that tasks read. The sets on the hub were not compared. The command was
-tested with servers on the same machine only, never over the internet.
+A file with "half" in its name holds every second row. The files from GitHub equal, byte for byte, those with which this
+project's results were measured; of wmt22_en_de, only the fields that tasks read are equal. The sets on the hub were not
+compared. The command was tested with servers on the same machine only, never over the internet.
 """
 
 from __future__ import annotations

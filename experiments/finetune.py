@@ -50,10 +50,10 @@ CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "", "evaluate, translate: a checkpoint's folder; if empty, the run's saved state."
 )
 AGAINST = flags.DEFINE_string(
-    "against", "", "evaluate: another checkpoint, from whose acceptance rates the differences are."
+    "against", "", "evaluate: another checkpoint, whose acceptance rates are subtracted from those of --checkpoint."
 )
 EXAMPLES = flags.DEFINE_integer(
-    "examples", 1000, "evaluate: most validation examples. translate: number of joined training examples.", 1
+    "examples", 1000, "evaluate: number of validation examples. translate: number of joined training examples.", 1
 )
 TEMPERATURE = flags.DEFINE_float(
     "temperature", 0.0, "translate: 0 is greedy, 1 samples from the model's distribution.", 0.0

@@ -146,7 +146,7 @@ def _progress(programs: Sequence[sweeps.Planned]) -> Iterator[sweeps.Planned]:
 
 
 class Kept:
-    """The reports of earlier runs in a JSON file, which is written after every new one.
+    """The reports of earlier runs in a JSON file, which is written again after every new report.
 
     Args:
         path: the file; `None`: nothing is kept.
@@ -160,12 +160,12 @@ class Kept:
                 self.reports = json.loads(path.read_text())["preflight"]
 
     def report(self, job: Job, dump: bool = True, folder: Path | None = None) -> Report:
-        """Returns the report on a job: a kept one of the same compilers, or else a new one.
+        """Returns the report on a job: the stored one if the same compilers made it, otherwise a new one.
 
         Args:
             job: the program.
             dump: as for `preflight.report`.
-            folder: where to write the compiled program; every program is then compiled anew.
+            folder: where to write the compiled program; programs with stored reports are then compiled again.
         """
         key = self._key(job, dump)
         if key in self.reports and folder is None:
@@ -178,7 +178,7 @@ class Kept:
         return report
 
     def _key(self, job: Job, dump: bool) -> str:
-        """Returns what a report depends on: the program, the models' shapes, and the code of ours and of the user's."""
+        """Returns a key from all that a report depends on: program, models' shapes, the package's and user's code."""
         trained = job.part == "train"  # the values of a training step hold its configuration
         sources = () if trained else (job.target, job.draft, *dict(job.others).values())
         models = [str(checkpoints.named(s).config) for s in sources if s is not None and not is_derived(s)]

@@ -18,10 +18,11 @@ class Family:
     """A generation of TPUs.
 
     Attributes:
-        chip: its name in `preflight`; cores: units of a type's number that one chip counts as.
+        chip: its name in `preflight`; cores: how much one chip counts in the number of a type's name, such as the 16 of
+            "v5litepod-16": 1, or 2 if the number counts cores.
         software: the runtime version of its machines; empty if the Cloud TPU API does not offer them.
         cube: whether its chips form a torus of three dimensions; otherwise of two.
-        host: most chips of one host that the Cloud TPU API makes.
+        host: largest number of chips per host in slices of the Cloud TPU API.
     """
 
     chip: str
@@ -38,9 +39,9 @@ FAMILIES = {
     "v6e": Family("v6e", 1, "v2-alpha-tpuv6e", False, 8),
     "tpu7x": Family("tpu7x", 2, "", True, 4),
 }
-"""First part of a type's name -> its family."""
+"""Families by the first part of a type's name."""
 GKE_HOST = 4
-"""Most chips of one host of a slice that xpk makes, whose machine types end in -1t and -4t."""
+"""Largest number of chips per host in slices that xpk creates; their machine types end in -1t or -4t."""
 TOGETHER = ("experiments.sweep", "experiments.run", "experiments.finetune")
 """This repository's commands that several processes can run together; `finetune` in its mode `train` only."""
 _SMALL_CUBES = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
@@ -65,7 +66,7 @@ def family_of(accelerator_type: str) -> tuple[Family, int]:
 
 
 def joined(command: Sequence[str], accelerator_type: str, *, gke: bool = False) -> list[str]:
-    """Returns a command with `--multiprocess` if a type's slice has several hosts, which then must find each other.
+    """Returns a command with `--multiprocess` if a slice of this type has several hosts, which must find each other.
 
     Args:
         command: the words of the command.
@@ -73,7 +74,7 @@ def joined(command: Sequence[str], accelerator_type: str, *, gke: bool = False) 
         gke: whether xpk makes the slice, on GKE.
 
     Raises:
-        ValueError: as `family_of` and `check_together`.
+        ValueError: the type is unknown, or the command runs in one process only.
     """
     family, chips = family_of(accelerator_type)
     return multiprocess(command) if chips > (GKE_HOST if gke else family.host) else list(command)
@@ -92,7 +93,7 @@ def multiprocess(command: Sequence[str]) -> list[str]:
     """Returns a command with `--multiprocess`: a host that finds no others then ends, instead of working alone.
 
     Raises:
-        ValueError: as `check_together`.
+        ValueError: the command runs in one process only.
     """
     check_together(command)
     return [*command, *(["--multiprocess"] if "--multiprocess" not in command else [])]
@@ -102,7 +103,7 @@ def software_of(accelerator_type: str) -> str:
     """Returns the runtime version of a type's machines.
 
     Raises:
-        ValueError: as `family_of`; the Cloud TPU API does not offer the type.
+        ValueError: the type is unknown, or the Cloud TPU API does not offer it.
     """
     family, _ = family_of(accelerator_type)
     if not family.software:
@@ -114,7 +115,7 @@ def topology_of(accelerator_type: str) -> str:
     """Returns a type's default topology for `preflight`, such as "v5e:4x4" of "v5litepod-16".
 
     Raises:
-        ValueError: as `family_of`; no default topology has this number of chips.
+        ValueError: the type is unknown, or no default topology has this number of chips.
     """
     family, chips = family_of(accelerator_type)
     if chips == 1:

@@ -60,7 +60,7 @@ task='
   esac
   exit "$status"'
 """
-"""Lines that define what a task of several runs: the command, whose status is translated.
+"""Shell lines that define `task`, a script that runs the command and translates its exit status; each process runs it.
 
 The trap lets the shell wait for the command, which gets SIGTERM too. Without a cluster's `KillOnBadExit`, tasks end by
 themselves when one of them has died (`runtime.hosts`).
@@ -89,7 +89,7 @@ def gke(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
     words += [f"--project={args.project}"] if args.project else []
     words += [f"--max-restarts={args.max_restarts}"]
     words += [f"--restart-on-exit-codes={','.join(map(str, scripts.RESTARTED))}", *args.xpk]
-    # xpk signals the shell of the command: `exec` makes this process the command itself, which saves its state
+    # xpk sends signals to the shell; `exec` replaces the shell by the command, which then saves its state
     return [Command((*words, f"--command=cd {shell_folder(args.folder)} && exec {shlex.join(command)}"))]
 
 

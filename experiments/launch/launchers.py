@@ -48,9 +48,9 @@ class Launcher:
 
     Attributes:
         steps: the function that returns the steps to start one; it raises ValueError for values that have no meaning.
-        together: whether the steps run at the same time; otherwise one follows another.
+        together: whether the steps run at the same time; otherwise one after another.
         tpu: the option that names the type of TPU, for the preflight; empty if there are none.
-        keeps_disks: whether files of a run are still there after it.
+        keeps_disks: whether the files that a run wrote to the machines' disks still exist afterwards.
     """
 
     steps: Callable[[argparse.Namespace, Sequence[str]], list[Step]]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from experiments.launch.steps import Command
 
 COMPILED = {"experiments.sweep": (), "experiments.finetune": ("--part=train",)}
-"""Commands that `experiments.preflight` compiles -> the flags that tell it so."""
+"""Commands whose programs `experiments.preflight` can compile, with the flags that it needs for each."""
 _SETTINGS = ("--gin_file", "--gin_bindings", "--gin_search_paths", "--import")
-"""Flags of a command that the preflight shares; so are those that begin with `--gin.`."""
+"""Flags of a command that are passed on to the preflight, together with those that begin with `--gin.`."""
 NO_COMPILER = (
     "the preflight needs the TPUs' compiler, which is not installed: pip install 'speccascade_jax[libtpu]' (0.7 GB), "
     "or give --no_preflight"

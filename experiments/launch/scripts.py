@@ -1,6 +1,6 @@
 """Shell scripts that run on the hosts of a launch: the environment, the loop that restarts, and their logs.
 
-A command is restarted after the exit statuses in `RESTARTED` only. Status 1 is a user's error, which would come again.
+A command is restarted only after the exit statuses in `RESTARTED`. Status 1 is a user's error, which would recur.
 Sources: docs.astral.sh/uv (installer, `uv venv`, `uv pip`); docs.cloud.google.com/sdk/gcloud/reference/storage/cp.
 """
 
@@ -19,7 +19,7 @@ CODE = "speccascade.tar.gz"
 SCRIPT = "speccascade.sh"
 """File name of the script that a launch sends to the hosts."""
 ACTIVATE = 'export PATH="$PWD/.venv/bin:$PATH" SPECCASCADE_COMPILATION_CACHE="$PWD/.xla"'
-"""Line that makes `python` that of the folder's environment, and keeps compiled programs on the host's own disk."""
+"""Line that makes `python` the one of the folder's environment, and keeps compiled programs on the host's own disk."""
 
 
 def environment(extra: str) -> str:
@@ -122,7 +122,7 @@ if test "$host" = 0; then
   gcloud compute tpus queued-resources delete "$name" "${{location[@]}}" --force --quiet --async
 fi
 """
-"""Script of one host of a queued resource; JAX's `cloud_tpu_cluster.py` reads the same number of the host."""
+"""Script of one host of a queued resource; it reads the host's number where JAX's `cloud_tpu_cluster.py` reads it."""
 
 
 def on_queued_resource(
@@ -191,7 +191,7 @@ done
 
 
 def watching(name: str, location: Sequence[str], place: str, create: Sequence[str]) -> str:
-    """Returns the loop that creates a queued resource again until the command has ended, on the user's machine.
+    """Returns a loop for the user's machine, which creates a queued resource again until the command has ended.
 
     A spot slice that is preempted becomes SUSPENDED and never runs again, so it is deleted and created anew. The loop
     may be stopped and started again at any time.

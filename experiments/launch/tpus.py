@@ -18,9 +18,9 @@ from experiments.launch.accelerators import joined, software_of
 from experiments.launch.steps import Command, File, Step
 
 CAPACITIES = {"spot": ("--spot",), "reserved": ("--reserved",), "on_demand": ()}
-"""Kinds of capacity -> gcloud's flags."""
+"""Flags of gcloud by kind of capacity."""
 _LONGEST_NAME = 40
-"""Characters of a name that are always enough room for the suffixes that Google's tools append."""
+"""Largest number of characters of a name; it leaves room for the suffixes that Google's tools append."""
 
 
 def tpu_vm(args: argparse.Namespace, command: Sequence[str]) -> list[Step]:
