@@ -222,7 +222,8 @@ class TargetHead(AttachedModel, Protocol):
             params: the head's parameters.
             cache: the head's cache after drafting.
             tokens: int32 `[B, G]`, the drafted block; its first tokens were kept.
-            hidden: `[B, G + 1, L, D]`, as `Outcome.hidden`.
+            hidden: `[B, G + 1, L, D]`, the target's hidden states at the pending token and at the block's tokens
+                (`Outcome.hidden`).
             length: int32 `[B, 2]`, the rows' lengths before and after the round.
             active: bool `[B]`, the rows that took part.
         """

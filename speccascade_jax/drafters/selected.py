@@ -77,7 +77,10 @@ class SelectedDrafter:
 
     @property
     def scored_widths(self) -> tuple[int, ...]:
-        """The numbers of positions for which target calls are compiled; one per arm, so that short blocks are cheap."""
+        """The numbers of positions for which target calls are compiled, among them the block length of each arm plus 1.
+
+        So the target scores no more positions than the longest block of a round needs.
+        """
         adaptive = any(arm.adaptive for arm in self.arms)
         return tuple(sorted({arm.block + 1 for arm in self.arms} | set(widths(self.block) if adaptive else ())))
 

@@ -31,7 +31,7 @@ Chain = tuple[tuple[int, ...], tuple[int, ...]]
 LEVELS = 5
 """The largest number of drafts in a hierarchy of the search; the improvements at the end may add more."""
 ABOVE = 4
-"""The number of models for which a block is evaluated; each of them might verify the block in the next level."""
+"""The number of possible models of the next level, for which the search evaluates a block that they would verify."""
 BLOCKS = 2000
 """The number of blocks that the search keeps, but at least one for each model, budget and possible next model."""
 

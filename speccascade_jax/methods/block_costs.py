@@ -50,7 +50,7 @@ vary more than `STEADY` and `PRECISE` allow, the limit is `PATIENCE` times as lo
 """
 LEAST_TURNS, MOST_TURNS = 5, 100
 STEADY = 1.25
-"""The largest ratio, on an idle machine, of a median turn's time to the sum of the shortest times of its calls."""
+"""The ratio of a median turn's time to the sum of its calls' shortest times from which a machine counts as busy."""
 PRECISE = 0.01
 """The largest relative standard error of a call's time; block lengths that differ by less are equally good."""
 

@@ -296,7 +296,10 @@ def branching(
     for called in ("target", str(name)):
         if not hasattr(pair.model(called).model, "extend_branch"):
             kind = type(pair.model(called).model).__name__
-            raise ValueError(f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which does not support trees")
+            raise ValueError(
+                f"tree={settings.tree} of {owner}: {called!r} is a {kind}, which does not support trees: "
+                "give block_size in place of tree, or another model"
+            )
     bound: Any = pair.model(str(name))
     return _kinds(bound)[1](bound.model, tree), {"model": bound.params}, BranchWise(verifier.rule, tree)
 

@@ -22,7 +22,10 @@ TOKEN: Final = "token"
 """The default value of `verify`: drafts are verified token by token."""
 
 TAIL = 10
-"""The default number of tokens that a tail appends to a draft (Globerson et al., 2025, appendix D)."""
+"""The default number of tokens that a tail, a second drafting model, appends to a draft.
+
+Source: Globerson et al., 2025, appendix D.
+"""
 
 AUTO: Final = "auto"
 """The value of `block_size` with which a planner chooses lengths, from measured costs and the acceptance so far."""

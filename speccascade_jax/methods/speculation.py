@@ -176,7 +176,7 @@ class Speculation(Method):
     def resolved(self, settings: Settings) -> Settings:
         """Checks the settings; returns them with the method's default block size and bonus where the caller gave none.
 
-        The block size is `None` if a level drafts, or if a tree is drafted.
+        The block size is `None` if a level (a model between draft and target) drafts, or if a tree is drafted.
         """
         build_drafter.check(settings.drafters, self.called)
         self._check_tree(settings)

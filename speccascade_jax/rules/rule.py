@@ -79,7 +79,8 @@ class Alpha:
         bad = ~((values >= low) & ((values <= high) if self.closed else (values < high)))
         if bad.any():
             value, end = float(values[bad].ravel()[0]), "]" if self.closed else ")"
-            raise ValueError(f"alpha={value:g} is outside the domain [{low:g}, {high:g}{end} of {whose}")
+            domain = f"the domain [{low:g}, {high:g}{end} of {whose}"
+            raise ValueError(f"alpha={value:g} is outside {domain}: choose a value inside it")
 
     def __str__(self) -> str:
         """Returns the range of a sweep and the value for a first try, for readers."""

@@ -256,8 +256,8 @@ class TokenWise:
     def _kept(self, pair: LawPair, law: Array, draft: Draft, keys: rngs.RoundKeys, alpha: Array) -> tuple[Array, Array]:
         """Returns how many draft tokens are kept, int32 `[B]`, and the argument `reached` of `_replacement`, `[B]`.
 
-        A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept. `reached` is 1 here;
-        joint verification needs other values (`BlockWise`).
+        A token `x_j` is kept if `u · q̃_j(x_j) < kept_j(x_j)` and all tokens before it are kept. `reached` is always 1
+        here. In joint verification it is the probability of keeping at least that many tokens (`P_i` of `BlockWise`).
         """
         batch, block = draft.tokens.shape
         ones = jnp.ones((batch,), jnp.float32)

@@ -122,7 +122,7 @@ class Data:
                 names it.
         """
         if not 0 <= alignment_weight <= 1:
-            raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 … 1: 1 counts alignment only")
+            raise ValueError(f"alignment_weight={alignment_weight:g} is outside 0 (cost only) … 1 (alignment only)")
         if costs is not None and set(costs) != set(self.arms):
             raise ValueError(f"costs={dict(costs)} must have a number for each of {', '.join(self.arms)}")
         cheap = self.costs() if costs is None else np.asarray([costs[name] for name in self.arms], np.float64)
@@ -146,7 +146,8 @@ def read(folder: str | Path) -> Data:
         raise FileNotFoundError(f"{path} holds no selection data (no {MANIFEST}): make some with {_MAKE}")
     manifest = json_object(path / MANIFEST, "make the folder again")
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"{path / MANIFEST} has format {manifest.get('format')!r}, but this version reads {FORMAT}")
+        said = f"{path / MANIFEST} has format {manifest.get('format')!r}, but this version reads {FORMAT}"
+        raise ValueError(f"{said}: make the folder again with {_MAKE}")
     try:
         domains = manifest["domains"]
         features = [_features(path / entry["outputs"], entry["first_example"], entry["queries"]) for entry in domains]

@@ -22,7 +22,7 @@ from speccascade_jax.pairs.policy_files import Policy
 EXPLORED = 4.0
 """The range of times per token that `Exp3` distinguishes: from a quarter to four times the usual time."""
 STEPS = 8.0
-"""The factor of `Exp3`'s learning rate over √(log K / (K t)), which is the rate for worst-case losses.
+"""The factor by which `Exp3` multiplies the learning rate for worst-case losses, √(log K / (K t)).
 
 The losses of drafters vary less than worst-case losses, so a higher rate is safe.
 """

@@ -130,7 +130,7 @@ class PolicyTrainer:
             near = hint(self.objective, known)
             raise ValueError(f"unknown objective {self.objective!r}; {near}choose one of {', '.join(known)}")
         if not 0 <= self.alignment_weight <= 1:
-            raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 … 1: 1 counts alignment only")
+            raise ValueError(f"alignment_weight={self.alignment_weight} is outside 0 (cost only) … 1 (alignment only)")
 
     def run(self) -> dict[str, Any]:
         """Trains to the end (from the saved state if there is one) and writes the policy; returns the evaluation."""
