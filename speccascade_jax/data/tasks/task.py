@@ -96,7 +96,7 @@ class Task:
 
     @property
     def too_long(self) -> str:
-        """What happens to a prompt above `max_input_length` tokens: "cut", or "skip" (the next example is used)."""
+        """The treatment of a prompt above `max_input_length` tokens: "cut", or "skip" (the next example is used)."""
         return "cut"
 
     def load(self, split: str | None = None, limit: int | None = None) -> list[Example]:

@@ -53,7 +53,7 @@ class Seconds(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How often each part of a program ran for each example: arrays `[examples]`.
+    """Numbers of runs of each part of a program for each example: arrays `[examples]`.
 
     Attributes:
         rounds: rounds of drafting and verification.
