@@ -152,7 +152,7 @@ class FileTask(Task):
         splits = _splits(path)
         if self.held_out and splits != (_WHOLE,):
             raise ValueError(
-                f"{path} has the splits {', '.join(splits)} already: set held_out to 0, and choose one of these splits"
+                f"{path} has the splits {', '.join(splits)}: set held_out to 0, and choose one of these splits"
             )
         fields["splits"] = DIVIDED if self.held_out else splits
         for name, value in (fields | {"read": self._read}).items():
