@@ -179,7 +179,7 @@ class ReplacesTokenWise(BlockWise):
 
 @dataclass(frozen=True)
 class Unnormalised(BlockWise):
-    """A planted bug: `h` without its normaliser."""
+    """A planted bug: `h_i` of METHODS section 10 without the denominator."""
 
     def _chance(self, after, law, reached):
         return self._mass(after, law, reached).sum(-1)
@@ -187,7 +187,7 @@ class Unnormalised(BlockWise):
 
 @dataclass(frozen=True)
 class Uncapped(BlockWise):
-    """A planted bug: `P_i` may exceed 1."""
+    """A planted bug: `P_i` of METHODS section 10 may exceed 1."""
 
     def _reached(self, pair, law, draft, alpha, uniforms):
         tokens = jnp.pad(draft.tokens, [(0, 0), (0, 1)])

@@ -292,7 +292,7 @@ def _gzipped(content: bytes, draws: np.random.Generator) -> bytes:
 
 
 def _zipped(content: bytes, draws: np.random.Generator) -> bytes:
-    """Returns an archive with a damaged header, or damaged bytes, in one member, and right checksums."""
+    """Returns an archive whose checksums are correct, but one member has a damaged header or damaged bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as damaged:
         names = archive.namelist()
@@ -348,7 +348,7 @@ def fuzz(folder: Path, cases: int, seed: int) -> dict[str, Any]:
 
 
 def _one(folder: Path, name: str, whole: Any, draws: np.random.Generator) -> tuple[str, str | None]:
-    """Returns the outcome of one mutated file, and a problem if there is one."""
+    """Reads one mutated file; returns the outcome ("refused", "the same", "another") and the problem, if any."""
     scratch = folder / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(folder / name, scratch)

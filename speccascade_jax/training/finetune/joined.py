@@ -61,7 +61,7 @@ class JoinedCorpus(Batching):
         if self.cut:
             pairs = [pair._replace(source=pair.source[: self.cut]) for pair in pairs]
         if encoder_decoder and not getattr(vocabulary, "ends_inputs", True):
-            raise ValueError("pairs are not joined for a T5Gemma, whose inputs have no end: give a TaskCorpus")
+            raise ValueError("pairs can't be joined for a T5Gemma, whose inputs lack an EOS token: give a TaskCorpus")
         begin = [] if encoder_decoder or vocabulary.bos_id is None else [vocabulary.bos_id]
         room = self.widths[-1] - 1 - len(begin)
         measure = max if encoder_decoder else sum

@@ -238,7 +238,7 @@ def load_heads(folder: Path, needed: tuple[str, ...] = ()) -> dict[str, head_fil
         raise FileNotFoundError(f"no heads in {folder}: train some (--mode=train)")
     trained = {name: head_files.load(paths[name]) for name in sorted(paths, key=natural)}
     if missing := [name for name in needed if name not in trained]:
-        raise ValueError(f"shown: {missing[0]!r} is not one of {', '.join(trained)}")
+        raise ValueError(f"shown names {missing[0]!r}, which is no trained head: name some of {', '.join(trained)}")
     return trained
 
 

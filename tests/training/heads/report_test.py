@@ -119,5 +119,5 @@ def test_no_heads_and_unknown_heads_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no heads in"):
         acceptance_report.load_heads(tmp_path)
     head_files.save(tmp_path / "one.msgpack", head_files.Head(random_params(0), CARD))
-    with pytest.raises(ValueError, match="shown: 'two' is not one of one"):
+    with pytest.raises(ValueError, match="shown names 'two', which is no trained head: name some of one"):
         acceptance_report.load_heads(tmp_path, ("two",))
