@@ -20,7 +20,7 @@ from speccascade_jax.evaluation.points import Settings, recorded
 from speccascade_jax.methods.settings import AUTO
 
 TURNS = 4
-"""How many times as many turns this section takes as others, because the compared times differ by little."""
+"""Factor of this section's number of turns over that of others, because the compared times differ by little."""
 SEEDS = 2
 """Number of seeds per prompt above temperature 0, where output lengths depend on the seed."""
 

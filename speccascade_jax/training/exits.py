@@ -76,7 +76,7 @@ class ExitTrainer(EpochTrainer):
 
 
 Lesson = tuple[list[Array], Array, Array]
-"""What the heads learn from one batch: hidden states `[B, T, E]` of each exit, log-probabilities `[B, T, V]` of the
+"""A batch that the heads learn from: hidden states `[B, T, E]` of each exit, log-probabilities `[B, T, V]` of the
 teacher, and the mask of positions without padding, bool `[B, T]`."""
 
 
