@@ -281,7 +281,7 @@ class Engine:
         return replace(blank, logs=blank) if self.verifier.reads_logs else blank
 
     def draft(self, params: Params, state: DecodeState, controls: Controls, room: Array, complete: bool) -> Drafted:
-        """Drafts a block of at most `room` `[B]` tokens."""
+        """Drafts a block for each row, of at most the row's `room` (`[B]`) tokens."""
         keys = self.round_keys(state)
         request = Request(
             tokens=state.tokens,

@@ -81,7 +81,7 @@ class Session:
         with stage(f"loading examples of {self.task.name}"):
             examples = load_examples(self.task, self.evaluation)
         self.pair = load_source(source) if pair is None else pair
-        # a task truncates its own prompts, so its length limit replaces a lower limit of the pair
+        # a task truncates its own prompts, so the pair accepts prompts up to its limit, even if the pair's is smaller
         if self.task.max_input_length > self.pair.max_prompt_length:
             self.pair = replace(self.pair, max_prompt_length=self.task.max_input_length)
         self.vocabulary  # noqa: B018 (raises ValueError if the pair has no vocabulary)

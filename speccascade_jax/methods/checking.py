@@ -87,8 +87,9 @@ def check_rule(rule: Rule | str, alphas: tuple[float, ...] = (), seed: int = 0) 
     least = float(np.minimum(1.0, p_values * np.arange(len(p_values), 0, -1)).min())
     if least < _LEAST:
         raise ValueError(
-            f"rule {rule.name!r}: its tokens do not follow π (p = {least:.1e} in {len(p_values)} chi-square tests with "
-            f"Holm's correction): let its functions depend only on the distributions at the position and on alpha"
+            f"rule {rule.name!r}: generated tokens do not follow the rule's own distribution π (p-value {least:.1e} in "
+            f"{len(p_values)} chi-square tests, with Holm's correction): let its functions depend only on the two "
+            "distributions at the token's own position, and on alpha"
         )
     where_tried = "" if rule.alpha is None else f" at alpha {', '.join(f'{alpha:.3g}' for alpha in tried)}"
     tokens = _ROWS * _LENGTH * len(samplings) * len(tried) * (1 + len(JOINT))

@@ -242,7 +242,8 @@ class Assistant(DecoderLM):
         Raises:
             ValueError: the assistant does not fit the target; the message names both sizes.
         """
-        # The length for which an assistant was trained limits its agreement with the target, but not the output.
+        # Beyond the length for which it was trained, an assistant agrees less often with the target, but the output
+        # stays correct. So the target's `max_length` replaces a smaller one of the assistant.
         config = replace(self.config, max_length=max(self.config.max_length, target.model.config.max_length))
         fitted = replace(self, config=config, of=target.model)
         fitted.check(target)

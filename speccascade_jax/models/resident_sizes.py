@@ -64,7 +64,7 @@ class Sizes:
 
     @property
     def padded(self) -> int:
-        """Number of rows of the hidden state, `R`."""
+        """Number of rows rounded up to whole registers of 8 rows: the rows of the hidden state, `R`."""
         return -(-self.rows // 8) * 8
 
     @property

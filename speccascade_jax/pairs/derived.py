@@ -28,7 +28,7 @@ LONGEST = 8
 """Default for the largest number of last tokens that "lookup" matches; "max_gram" always uses it."""
 MOST_MATCHED = 128
 """Largest number of last tokens that "lookup" accepts; more would compile slowly, as the search is unrolled."""
-_COUNT = "make one with experiments.count_bigrams"
+_COUNT = "make a table with experiments.count_bigrams"
 
 
 def is_derived(spec: object) -> bool:
@@ -97,7 +97,7 @@ def _table(path: Path, size: int, vocabulary: TextVocabulary | None) -> Params:
     except Exception as error:  # `archives.read` can raise any type of error for a damaged file.
         raise CheckpointError(f"{path} is not a table of bigrams, or it is damaged ({error!r}): {_COUNT}") from error
     if vocabulary is not None and of != vocabulary.fingerprint:
-        raise ValueError(f"the bigrams in {path} were counted with another vocabulary: {_COUNT}")
+        raise ValueError(f"the bigrams in {path} were counted with another vocabulary than the target's: {_COUNT}")
     try:
         # The table was counted with the ids of the vocabulary's file, to which a T5 may add sentinels.
         return ngrams.widened(table, size if vocabulary is None else len(table.get("next", ())), size)

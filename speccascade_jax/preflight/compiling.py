@@ -169,7 +169,10 @@ def expert_loops(target: Any, draft: Any, *, rows: int, block: int, prompt: int)
 
 
 def _branches(traced: Traced) -> dict[str, int]:
-    """Returns the branches that sampling takes under the job's settings (`core.sampling`); the draft's come first."""
+    """Returns the index of the branch that each conditional of `core.sampling` takes, by pattern of its scope.
+
+    The first matching pattern counts, so the patterns of the draft come before the general ones.
+    """
     settings = traced.settings
     heat = settings.temperature if settings.draft_temperature is None else settings.draft_temperature
     table = dict[str, int]()

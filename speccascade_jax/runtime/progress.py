@@ -201,8 +201,9 @@ class Signs:
     def _say(self, line: str) -> None:
         terminal = self._is_terminal()
         if terminal:
-            # A line that wraps could not replace itself. The cursor goes back to its begin, because XLA's alarms, such
-            # as "Very slow compile?", pass by Python's streams and would continue the line.
+            # The line is cut to the terminal's width, because the next one could not overwrite a wrapped line. The
+            # cursor returns to its start, because XLA prints alarms, such as "Very slow compile?", without Python's
+            # streams, and they would otherwise continue the line.
             line = f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}\r"
         self._print(line if terminal else f"{line}\n")
         self._shown = terminal

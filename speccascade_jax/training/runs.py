@@ -271,7 +271,7 @@ class MetricsLog:
         self._scalars.add(record)
 
     def flush(self) -> None:
-        """Writes the records that a bucket does not hold yet; on a disk, there are none.
+        """Writes the log to its bucket, with all records; does nothing on a disk, where each record is written at once.
 
         Raises:
             LockedError: another process has written the log.

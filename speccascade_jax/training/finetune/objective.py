@@ -1,4 +1,4 @@
-"""The loss of a training step: cross-entropy, a teacher's distributions, and early exits."""
+"""The loss of a training step: the cross-entropy of the whole model and, if wanted, of its early exits."""
 
 from __future__ import annotations
 

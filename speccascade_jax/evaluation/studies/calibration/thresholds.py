@@ -176,7 +176,7 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
         )
     floor = target - settings.lost * (target - draft)
     length, acceptance = _fastest(bench, base, settings, subset)
-    print(f"step 2: the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
+    print(f"step 2: searching the threshold that keeps {acceptance:.1%} of drafted tokens in blocks of {length}")
     points = {threshold: fuzzy(base, settings, length, threshold) for threshold in THRESHOLDS}
     measured = bench.measure(list(points.values()), subset)
     kept = {threshold: mean(measured[point], "measures", "draft_utilisation") for threshold, point in points.items()}
@@ -190,7 +190,7 @@ def run(bench: Bench, base: Point, settings: AppendixD, window: Window, subset: 
 
 def _fastest(bench: Bench, base: Point, settings: AppendixD, subset: Window) -> tuple[int, float]:
     """Returns the baseline's fastest block size, and the share of drafted tokens that are kept at this size."""
-    print(f"step 1: the fastest block size of {settings.baseline} on {subset.judged} examples")
+    print(f"step 1: searching the fastest block size of {settings.baseline} on {subset.judged} examples")
     points = {length: baseline(base, settings, length) for length in settings.lengths}
     measured = bench.measure(list(points.values()), subset)
     fastest = min(points, key=lambda length: mean(measured[points[length]], "relative_latency", "value"))
@@ -202,7 +202,7 @@ def _climb(
 ) -> tuple[list[Step], str]:
     """Raises the threshold until quality is too low; returns all steps, and the reason for stopping."""
     (length, threshold, floor), steps = start, list[Step]()
-    print(f"step 3: rising thresholds on {window.judged} examples, while quality is at least {floor:.2f}")
+    print(f"step 3: raising the threshold on {window.judged} examples, while quality is at least {floor:.2f}")
     trade_off = deferral.get(settings.rule).alpha
     largest = math.inf if trade_off is None else trade_off.bounds(1)[1]
     while threshold <= largest:
