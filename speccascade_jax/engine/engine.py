@@ -409,10 +409,11 @@ class Engine:
     def _tied(self, state: DecodeState, drafted: Drafted, cache: Cache) -> Drafted:
         """Makes the block depend on the cache, so that XLA does not move computations out of a loop.
 
-        Each width of the target call has a loop of at most one iteration, and only the loop of the chosen width runs
-        (`scoring.by_width`). XLA moves everything that iterations do not change out of a loop. Without the dependency,
-        every round would therefore compute the random bits and gathers of all widths. The distributions are not made
-        dependent, because the optimization barrier would copy them.
+        The target call is compiled for several widths (numbers of positions). Each is in a loop of its own, of at most
+        one iteration, and only the loop of the chosen width runs (`scoring.by_width`). XLA moves everything that does
+        not change between iterations out of a loop, so every round would compute the random bits and gathers of all
+        widths. An optimization barrier prevents this: drafted tokens and random keys depend on the cache. The draft's
+        distributions do not pass through it, because it would copy them.
         """
         # the round counter is made dependent too, because all random bits of the round are derived from it
         tied = drafted.draft.tokens, state.rounds, self.target.consumed(cache)

@@ -398,7 +398,10 @@ class FeedForward(nn.Module):
         return self.wo(gated_units(self, x, activation(self.config)))
 
     def links(self, norm: Norm, post: Norm | None) -> tuple[Link, Link]:
-        """Returns the layer as links of a chain, which add its output to the state that the norm reads."""
+        """Returns the layer's matrix products as links of a fused chain (`product_chains.Link`).
+
+        The chain reads the residual stream through `norm`, and adds the layer's output to the same stream.
+        """
         return self.wi_01.link(norm=norm, gate=activation(self.config)), self.wo.link(adds=True, post=post)
 
 

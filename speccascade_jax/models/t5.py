@@ -264,7 +264,10 @@ class FeedForward(nn.Module):
         return self.wo(self.drop(self._inner(x), deterministic=deterministic))
 
     def links(self, norm: Norm) -> tuple[Link, Link]:
-        """Returns the layer as links of a chain, which add its output to the state that the norm reads."""
+        """Returns the layer's matrix products as links of a fused chain (`product_chains.Link`).
+
+        The chain reads the residual stream through `norm`, and adds the layer's output to the same stream.
+        """
         return self.wi_01.link(norm=norm, gate=nn.gelu), self.wo.link(adds=True)
 
     def _inner(self, x: Array) -> Array:

@@ -174,7 +174,11 @@ class Run(AcceptanceRun):
             raise ValueError(f"layer {wrong[0]} has no exit to train: give layers from 0 to {depth - 1}")
 
     def initial(self) -> tuple[Params, int]:
-        """Returns the heads of `init_from`, or else the target's own head, and the number of warm-up steps."""
+        """Returns the exit heads to start from, and the number of warm-up steps of the learning rate.
+
+        A layer's head comes from the file `init_from`; without such a file, or if the file lacks the layer, it is a copy
+        of the target's own head.
+        """
         self._check()
         trainer, target = self.trainer, self.pair.target
         self.given, self.teacher = None, target

@@ -184,7 +184,7 @@ def test_the_table_names_requested_lossy_arms(pair, tmp_path, chosen, rules, los
 @pytest.mark.tools
 def test_a_run_without_a_choice_has_no_selection_table(store):
     records = [record for record in read_records(store) if "selection" not in record]
-    with pytest.raises(ValueError, match="no record chose among drafters"):
+    with pytest.raises(ValueError, match="no record is of a method that chooses among drafters"):
         selection.selection_grids(panels.panels(records))
 
 

@@ -374,7 +374,7 @@ def _column(row: Row, wanted: str | int, location: str) -> Any:
         (only, *more), separators = row, {";": "semicolons", "\t": "tabs"}
         if not more and (other := next((word for sign, word in separators.items() if sign in only), None)):
             remedy = "save the file with commas, or with tabs as .tsv"
-            raise ValueError(f"{location} has one column, {only!r}, because {other} separate its columns: {remedy}")
+            raise ValueError(f"{location} has one column, {only!r}, because it has {other}, not commas: {remedy}")
         say = "FileTask's source and reference choose the columns, by number for a file without a header"
         known = f"{hint(name, row)}its columns are {', '.join(row)} ({names_from}; {say})"
         raise ValueError(f"{location} has no column {name!r}: {known}")

@@ -26,10 +26,10 @@ from speccascade_jax.storage.buckets import BucketPath
 
 
 class Progress:
-    """Progress of a sweep: one line per finished point, with the remaining time, in terminals and log files alike.
+    """Progress of a sweep: one line per finished point, with an estimate of the remaining time.
 
-    The remaining time is that of the points without tracing and compiling, because points share programs. The line of
-    the first point has none.
+    The estimate does not count time for tracing and compiling, because later points reuse the programs of earlier ones.
+    It appears from the second finished point on.
 
     Args:
         total: number of points in the sweep; present: number of points that the store already holds.

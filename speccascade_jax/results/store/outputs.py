@@ -102,7 +102,10 @@ def _add_examples(path: Path, outputs: Sequence[Output]) -> bool:
 
 
 def _sealed(path: Path, entries: Iterable[Row]) -> list[str]:
-    """Returns the lines of a file with its seal, which shows later whether they are complete and belong to it."""
+    """Returns entries as the lines of a file, and a seal: the file's name, the number of lines and their checksum.
+
+    When the file is read, the seal shows whether the lines are complete and were written for this file.
+    """
     lines = [_line(entry) for entry in entries]
     return [*lines, _line({SEAL: _seal(path, lines)})]
 

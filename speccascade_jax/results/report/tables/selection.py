@@ -41,7 +41,8 @@ def selection_grids(panels: Sequence[Panel]) -> list[Grid]:
     chosen = [panel for panel in panels if any(map(selects, panel.spots))]
     if not chosen:
         raise ValueError(
-            "no record chose among drafters: give a method several drafters, and a way to choose one (choose)"
+            "no record is of a method that chooses among drafters: measure one with several drafters and, for "
+            "example, choose='greedy'"
         )
     grids = []
     for _, same in itertools.groupby(sorted(chosen, key=_setting), key=_setting):
