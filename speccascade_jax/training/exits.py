@@ -176,8 +176,8 @@ class Run(AcceptanceRun):
     def initial(self) -> tuple[Params, int]:
         """Returns the exit heads to start from, and the number of warm-up steps of the learning rate.
 
-        A layer's head comes from the file `init_from`; without such a file, or if the file lacks the layer, it is a copy
-        of the target's own head.
+        A layer's head comes from the file `init_from`; without it, or if the file lacks the layer, it is a copy of the
+        target's own head.
         """
         self._check()
         trainer, target = self.trainer, self.pair.target
