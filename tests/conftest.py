@@ -23,6 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a path of a test that looks like a name on
 import jax
 import pytest
 
+from speccascade_jax.core import names
 from speccascade_jax.runtime import compilation_cache, program_memory, recipe_header
 from tests.support.hub_server import on_the_hub, serving
 from tests.support.sample import ALL, weekly_cases
@@ -119,6 +120,12 @@ def no_recipe_is_remembered():
     """Forgets the recipe of a test that read gin files, which the next test's command would announce."""
     yield
     recipe_header.forget()
+
+
+@pytest.fixture(autouse=True)
+def no_users_module_is_remembered(monkeypatch):
+    """Forgets the modules of earlier tests that names led to, which this test's records and workers would import."""
+    monkeypatch.setattr(names, "MODULES", {})
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_a_pointer_of_git_lfs_is_named(written):
 def test_without_the_library_of_the_hub_both_remedies_for_a_name_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     download = "run  hf download google/t5-x --revision v2 --local-dir models/t5-x  and give models/t5-x"
-    with pytest.raises(FileNotFoundError, match=rf"does not exist here, .*'speccascade_jax\[hub\]', or {download}$"):
+    with pytest.raises(FileNotFoundError, match=rf"does not exist here; .*'speccascade_jax\[hub\]', or {download}$"):
         load("google/t5-x@v2")
 
 

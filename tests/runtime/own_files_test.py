@@ -14,7 +14,6 @@ from speccascade_jax.runtime import own_files
 def forgotten(monkeypatch):
     """Removes modules that a test loads."""
     monkeypatch.setattr(own_files, "_LOADED", {})
-    monkeypatch.setattr(names, "MODULES", {})
     before, path = set(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - before:

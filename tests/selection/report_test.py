@@ -54,7 +54,7 @@ def test_the_table_holds_every_way_and_domain(store):
     assert [row[0] for row in grid.rows] == [
         "target alone", "first alone", "middle alone", "always first", "always middle", "random", selection.ORACLE,
     ]  # fmt: skip
-    shown = ("bleu", "speed-up", "ms/token", "accepted", "choices")
+    shown = ("BLEU", "speed-up", "ms/token", "accepted", "choices")
     assert grid.header[1:6] == [f"tiny_translation: {measure}" for measure in shown]
     assert grid.header[6].startswith("tiny_translation_de_en") and grid.header[-1] == "mean speed-up"
     assert all(len(row) == len(grid.header) for row in grid.rows)

@@ -272,7 +272,7 @@ def test_a_suspended_process_does_not_replace_a_head_s_newer_state(bucket):
     run().save()
     first = run()
     second = run()
-    with pytest.raises(LockedError, match=r"state.msgpack has changed .* another process goes on"):
+    with pytest.raises(LockedError, match=r"state.msgpack has changed .* another process continues"):
         runs.save_state(RUN, first.state, {"logged": 0}, first._object)
     second.save()
     assert run().resumed_from == {"logged": 0}

@@ -129,7 +129,7 @@ def test_held_out_rows_are_few_disjoint_and_independent_of_the_order(tmp_path):
 
 @pytest.mark.parametrize(("text", "more", "said"), [
     ("text,label\na,b\n", {}, r"row 0 has no column 'source'.*text, label.*source and reference"),
-    ("source;reference\na;b\n", {}, r"one column, 'source;reference', because semicolons separate .*or with tabs"),
+    ("source;reference\na;b\n", {}, r"one column, 'source;reference', because it has semicolons.*or with tabs"),
     ("source,reference\na\n", {}, r"a.csv:2 has 1 columns, but the first line has 2"),
     ('source,reference\n"a,b\n', {}, r"a.csv:2 is not valid .csv"),
     ("source,reference\na,b\n", {"template": "{other}"}, r"'\{other\}' cannot be filled .*the columns are source"),

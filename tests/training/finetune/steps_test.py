@@ -119,7 +119,7 @@ def test_higher_layers_are_dropped_more_often():
 
 def test_layer_dropout_does_not_change_a_models_identity_and_bad_settings_are_refused():
     assert repr(T5(DEEP)) == repr(T5(replace(DEEP, layer_dropout=0.2)))
-    with pytest.raises(ValueError, match="layer_dropout is 1.0: give a share"):
+    with pytest.raises(ValueError, match="layer_dropout is 1.0: give a probability"):
         replace(DEEP, layer_dropout=1.0)
     for name, value in (("exit_weight", -1), ("z_loss", float("inf"))):
         with pytest.raises(ValueError, match=f"{name} is {value}"):
