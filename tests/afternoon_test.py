@@ -35,7 +35,7 @@ def favourite(pair, alpha):
 FAVOURITE = sc.Rule(name="favourite", deferral=favourite)
 '''
 README = (repository_root() / "README.md").read_text(encoding="utf-8")
-COMMAND = re.search(r"^python -m experiments\.sweep [^`]*?my_rules\.[^`]*?(?=```)", README, re.MULTILINE)[0]
+COMMAND = re.search(r"^speccascade sweep [^`]*?my_rules\.[^`]*?(?=```)", README, re.MULTILINE)[0]
 """The README's command for a user's own data, with ten rows and two α's."""
 FEW = """--gin.sweep.alphas={'my_rules.FAVOURITE':(0.2,0.6)}
  --gin.Evaluation.quality_examples=8 --gin.Evaluation.latency_examples=2"""
@@ -92,7 +92,7 @@ def test_an_index_gives_a_small_wheel_that_knows_its_version(desk):
 def test_one_command_writes_table_plot_report_outputs_and_traces(desk):
     before = {path: path.stat().st_mtime_ns for path in desk.installed.rglob("*") if path.suffix in (".py", ".gin")}
     begin = time.monotonic()
-    done = desk("sweep", *shlex.split(COMMAND.replace("\\\n", " "))[3:], *FEW.split())
+    done = desk("sweep", *shlex.split(COMMAND.replace("\\\n", " "))[2:], *FEW.split())
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert time.monotonic() - begin < 600 and len(COMMAND.splitlines()) + len(FEW.splitlines()) <= 6
     out = desk.folder / "results"
