@@ -70,9 +70,9 @@ def _named(name: str) -> ModuleType:
 
 def loaded() -> dict[str, str]:
     """Returns the paths of the files that `load` or a name imported, by module name; records store them."""
-    # `load` finds a file by its path alone, so modules inside packages are left out
-    named = {name: getattr(module, "__file__", None) for name, module in names.MODULES.items() if "." not in name}
-    paths = {name: str(Path(path).resolve()) for name, path in named.items() if path and path.endswith(".py")}
+    # `load` names a module as its file, so packages and the modules inside them are left out
+    files = {name: Path(getattr(module, "__file__", None) or "") for name, module in names.MODULES.items()}
+    paths = {name: str(path.resolve()) for name, path in files.items() if path.name == f"{name}.py"}
     return paths | {module: str(path) for module, path in _LOADED.items()}
 
 

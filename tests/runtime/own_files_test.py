@@ -39,6 +39,9 @@ def test_a_file_that_a_name_alone_leads_to_is_recorded_and_found_again(tmp_path,
     monkeypatch.syspath_prepend(str(tmp_path))
     assert names.look_up("letter", "own_letters.A", {}, str) == "a"
     assert names.look_up("letter", "os.path.sep", {}, str) and own_files.loaded() == {"own_letters": str(path)}
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("A = 'a'\n")  # `load` would call it __init__
+    assert names.look_up("letter", "own_package.A", {}, str) and own_files.loaded() == {"own_letters": str(path)}
     recorded = own_files.loaded()
     del sys.modules["own_letters"]
     own_files.load_again({"own_letters": str(tmp_path / "elsewhere" / "own_letters.py")})  # by its name, later

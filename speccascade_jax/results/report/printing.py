@@ -62,9 +62,9 @@ class Progress:
         measured, worked = self.done - self.present, working_time(now) - self._begin_work
         if measured < 2 <= self.total - self.present:
             return ""
-        left = clock_time(worked / measured * (self.total - self.done))
+        remaining = clock_time(worked / measured * (self.total - self.done))
         compiled = now - self._begin - worked > worked / 10 and self.done < self.total
-        return f", about {left} left{' without compiling' if compiled else ''}"
+        return f", about {remaining} left{' without compiling' if compiled else ''}"
 
     def __exit__(self, *_: object) -> None:
         if measured := self.done - self.present:
