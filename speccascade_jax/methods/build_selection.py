@@ -94,9 +94,9 @@ def _check_arm(arm: Arm, owner: str, lossy: bool, verifier: Callable[[Any], Veri
     if arm.block_size is not None:
         whole(f"block_size of arm {arm.called!r}", arm.block_size, 1)
         if isinstance(arm.drafter, Level) or arm.drafter == TARGET:
+            why = "it decodes with the target alone" if arm.drafter == TARGET else "its drafter, a Level, has one"
             raise ValueError(
-                f"block_size={arm.block_size} of arm {arm.called!r} has no effect on a level or on the target alone: "
-                f"leave it out"
+                f"block_size={arm.block_size} of arm {arm.called!r} has no effect, because {why}: leave it out"
             )
     chosen = verifier(arm.rule)
     if not chosen.lossless and not lossy:
